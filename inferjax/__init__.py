@@ -1,0 +1,1 @@
+"""The inference engine you can jit, vmap, grad and shard."""

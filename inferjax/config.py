@@ -1,0 +1,258 @@
+"""Settings of two scopes that never inherit from each other.
+
+`ModelConfig` holds facts of a checkpoint; `Exec` holds how to run. Both are frozen and hashable, so they
+can be static arguments of `jax.jit`; dtypes are canonical strings, because `jnp.bfloat16` and
+`jnp.dtype("bfloat16")` compare equal yet hash differently and would compile twice.
+"""
+
+import dataclasses
+from typing import Literal
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Rotary position embedding of one kind of layer.
+
+    `dim` counts the rotated leading dimensions of a head. `scaling` names the rule that bends the
+    frequencies; the rule's numbers are the optional fields below. Rules that Hugging Face recomputes
+    per call ("dynamic", "longrope") are fixed once from `max_context`.
+    """
+
+    theta: float
+    dim: int
+    scaling: Literal["none", "linear", "dynamic", "llama3", "yarn", "longrope"] = "none"
+    factor: float = 1.0
+    original_context: int = 0
+    max_context: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    attention_factor: float | None = None
+    truncate: bool = True
+    long_factor: tuple[float, ...] = ()
+    short_factor: tuple[float, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Norm:
+    """A normalisation: RMSNorm or LayerNorm; `unit_offset` means the weight is stored minus one."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float = 1e-6
+    unit_offset: bool = False
+    bias: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Grouped-query attention: N query heads share K key/value heads of `head_dim`."""
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: Norm | None = None
+
+    @property
+    def q_per_kv(self) -> int:
+        """G, the query heads that share one key/value head."""
+        return self.num_q_heads // self.num_kv_heads
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention: one compressed latent and one rotary key per token.
+
+    Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
+    """
+
+    num_q_heads: int
+    q_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    scale: float
+    rope: Rope
+    norm: Norm
+    bias: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MLP:
+    """A dense feed-forward block, gated (gate, up, down) or plain (up, down)."""
+
+    ffn_dim: int
+    activation: Activation = "silu"
+    gated: bool = True
+    bias: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """How a token picks its experts.
+
+    "softmax_topk" normalises over the chosen logits only, "softmax" over all experts, "sigmoid" scores
+    each expert alone. Groups are limited before the choice; `score_bias` moves the choice but not the
+    weight (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    """
+
+    kind: Literal["softmax_topk", "softmax", "sigmoid"]
+    num_experts: int
+    experts_per_token: int
+    num_groups: int = 1
+    groups_per_token: int = 1
+    normalize: bool = False
+    scale: float = 1.0
+    bias: bool = False
+    score_bias: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MoE:
+    """A mixture of gated experts, plus one shared expert when `shared` is given.
+
+    `clamp` and `alpha` are gpt-oss's SwiGLU: up in [-clamp, clamp], gate <= clamp, and
+    `(up + 1) * gate * sigmoid(alpha * gate)`.
+    """
+
+    router: Router
+    ffn_dim: int
+    activation: Activation = "silu"
+    bias: bool = False
+    clamp: float | None = None
+    alpha: float = 1.0
+    shared: MLP | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One decoder layer: its attention, its feed-forward and where it normalises.
+
+    `norm_in` normalises each block's input (the usual), `norm_out` its output before the residual is
+    added (Gemma 3 has both, OLMo 2 only the latter). `group` is the index of the layer's page pool.
+    """
+
+    attention: Attention | LatentAttention
+    ffn: MLP | MoE
+    norm: Norm
+    norm_in: bool = True
+    norm_out: bool = False
+    group: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CacheGroup:
+    """What one page pool stores: layers of one kind, window and shape.
+
+    A page holds `num_kv_heads` x `planes` x page_size x `width` values; `planes` is 2 for keys and
+    values, 1 for a latent that serves as both.
+    """
+
+    kind: Literal["full", "sliding", "latent"]
+    num_layers: int
+    num_kv_heads: int
+    planes: int
+    width: int
+    window: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Everything the forward pass needs to know about a checkpoint, and nothing about how to run it."""
+
+    family: str
+    vocab_size: int
+    model_dim: int
+    max_context: int
+    layers: tuple[LayerSpec, ...]
+    final_norm: Norm
+    tied: bool
+    dtype: str = "float32"
+    embed_scale: float = 1.0
+    learned_positions: int | None = None
+    final_softcap: float | None = None
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    pad_id: int | None = None
+
+    @property
+    def num_layers(self) -> int:
+        """L, the number of decoder layers."""
+        return len(self.layers)
+
+
+def cache_groups(config: ModelConfig) -> tuple[CacheGroup, ...]:
+    """Return the page pools the layers ask for, in the order of `LayerSpec.group`."""
+    num_groups = 1 + max(spec.group for spec in config.layers)
+    members = [[s for s in config.layers if s.group == g] for g in range(num_groups)]
+    return tuple(_group(specs) for specs in members)
+
+
+def _group(specs: list[LayerSpec]) -> CacheGroup:
+    attention = specs[0].attention
+    if isinstance(attention, LatentAttention):
+        return CacheGroup(
+            kind="latent",
+            num_layers=len(specs),
+            num_kv_heads=1,
+            planes=1,
+            width=attention.kv_rank + attention.rope_dim,
+        )
+    return CacheGroup(
+        kind="sliding" if attention.window else "full",
+        num_layers=len(specs),
+        num_kv_heads=attention.num_kv_heads,
+        planes=2,
+        width=attention.head_dim,
+        window=attention.window,
+    )
+
+
+def assign_groups(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """Give every layer its page pool: one pool per (kind, window, shape), in order of appearance."""
+    keys: list[tuple[object, ...]] = []
+    grouped = []
+    for spec in layers:
+        probe = _group([spec])
+        key = (probe.kind, probe.num_kv_heads, probe.width, probe.window)
+        if key not in keys:
+            keys.append(key)
+        grouped.append(dataclasses.replace(spec, group=keys.index(key)))
+    return tuple(grouped)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Exec:
+    """How to run; nothing else selects a code path.
+
+    exact: run all rows in tiles of `tile` rows, so that a request's result is bit-identical whatever
+      shares its batch. tile: rows per tile, at least 2 (XLA computes a single row differently).
+    attention: implementation of the attention op, or "auto".
+    page_size: tokens per cache page. kv_dtype: dtype of the pages, None means the weights' dtype.
+    prefill_chunk: prompt tokens per prefill pass inside `generate`.
+    score_chunk: positions whose logits exist at once in `score`.
+    candidates: top logits that top_k, top_p and min_p look at before falling back to a full sort.
+    top_logprobs: how many of the most likely tokens to report beside the chosen one.
+    """
+
+    exact: bool = False
+    tile: int = 8
+    attention: Literal["auto", "xla", "reference"] = "auto"
+    page_size: int = 64
+    kv_dtype: str | None = None
+    prefill_chunk: int = 512
+    score_chunk: int = 128
+    candidates: int = 256
+    top_logprobs: int = 0
