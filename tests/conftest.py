@@ -1,0 +1,43 @@
+"""What every test starts from: eight simulated CPU devices, strict dtypes, checked shapes."""
+
+import os
+
+# Before jax is imported anywhere: its device count is fixed at the first import.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+).strip()
+
+# Before inferjax is imported anywhere: every annotated array shape is checked at run time.
+from jaxtyping import install_import_hook
+
+install_import_hook(["inferjax", "pallas_kernels"], "beartype.beartype")
+
+from pathlib import Path  # noqa: E402
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """Return the root of the checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Path:
+    """Return the folder of the tiny reference checkpoints, one sub-folder a family."""
+    return ROOT / "checkpoints" / "tiny"
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Return a NumPy generator with a fixed seed."""
+    return np.random.default_rng(0)
