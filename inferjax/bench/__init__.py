@@ -1,0 +1,1 @@
+"""Measurements, each shown beside the limit of the machine it ran on."""

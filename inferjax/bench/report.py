@@ -1,0 +1,48 @@
+"""Where a measurement was made: hardware and versions, as plain values for JSON."""
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+import jax
+
+PACKAGES = ("inferjax", "jax", "jaxlib", "flax", "numpy")
+
+
+def hardware() -> dict[str, object]:
+    """Return the device kind and count, the processor's name and the cores this process may use."""
+    devices = jax.devices()
+    return {
+        "platform": devices[0].platform,
+        "device": devices[0].device_kind,
+        "num_devices": len(devices),
+        "processor": _processor(),
+        "num_cores": os.cpu_count(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide speed and results."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        found[name] = importlib.metadata.version(name)
+    return found
+
+
+def hardware_line() -> str:
+    """Return one line for people."""
+    facts = hardware()
+    names = [str(facts["processor"])]
+    if facts["platform"] != "cpu":
+        names.insert(0, f"{facts['num_devices']} x {facts['device']}")
+    return f"{', '.join(names)}, {facts['num_cores']} cores, jax {versions()['jax']}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,108 @@
+"""Command-line flags made from a dataclass's fields, so that a flag and a field cannot differ."""
+
+import argparse
+import dataclasses
+import types
+from collections.abc import Mapping
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+# What each field of SamplingParams does; a field without a line here fails a test.
+SAMPLING_HELP = {
+    "temperature": "0 takes the most likely token, higher is more varied",
+    "top_k": "choose among the K most likely tokens; 0 is off",
+    "top_p": "choose among the most likely tokens whose probabilities reach P; 1 is off",
+    "min_p": "drop tokens less likely than P times the most likely one; 0 is off",
+    "repetition_penalty": "divide the logits of tokens already in prompt or answer; 1 is off",
+    "presence_penalty": "subtract once from the logits of tokens already in the answer",
+    "frequency_penalty": "subtract for every time a token is already in the answer",
+    "logit_bias": "add to the logit of a token; may be repeated",
+    "allowed_token_ids": "allow only these tokens",
+    "bad_token_ids": "never choose these tokens",
+    "min_tokens": "do not stop before this many tokens",
+    "max_tokens": "stop after this many tokens",
+    "stop": "stop before this text; may be repeated",
+    "stop_token_ids": "stop at these tokens, besides the model's own end",
+    "ignore_eos": "go on after the model's end token",
+    "seed": "random seed; the same seed gives the same answer",
+    "logprobs": "report the log-probabilities of this many top tokens (with --json)",
+}
+
+
+def add_fields(
+    parser: argparse.ArgumentParser,
+    settings: type,
+    *,
+    title: str,
+    texts: Mapping[str, str],
+    defaults: Mapping[str, object],
+) -> None:
+    """Add one flag per field; a flag that is not given leaves the field's own default.
+
+    `defaults` are this command's own, for fields where it differs from the dataclass.
+    """
+    group = parser.add_argument_group(title)
+    hints = get_type_hints(settings)
+    for field in dataclasses.fields(settings):
+        shown = defaults.get(field.name, _default(field))
+        text = texts.get(field.name, field.name.replace("_", " "))
+        if shown not in (None, (), False) and shown is not dataclasses.MISSING:
+            text = f"{text} (default {shown})"
+        group.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            dest=field.name,
+            default=argparse.SUPPRESS,
+            help=text.replace("%", "%%"),
+            **_argument(hints[field.name]),
+        )
+
+
+def from_fields[T](
+    args: argparse.Namespace, settings: type[T], *, defaults: Mapping[str, object]
+) -> T:
+    """Build `settings` from the flags that were given; it validates their values itself."""
+    given: dict[str, Any] = dict(defaults)
+    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
+        if hasattr(args, field.name):
+            value = getattr(args, field.name)
+            is_pairs = isinstance(value, list) and value and isinstance(value[0], tuple)
+            given[field.name] = dict(value) if is_pairs else _frozen(value)
+    return settings(**given)
+
+
+def _frozen(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _default(field: dataclasses.Field) -> object:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _argument(hint: Any) -> dict[str, Any]:
+    """Return how argparse reads a field of this type."""
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(option for option in get_args(hint) if option is not type(None))
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if hint in (int, float, str):
+        return {"type": hint, "metavar": {int: "N", float: "X", str: "TEXT"}[hint]}
+    if str in get_args(hint):
+        return {"action": "append", "type": str, "metavar": "TEXT"}
+    if float in _deep_args(hint):
+        return {"action": "append", "type": _pair, "metavar": "ID=X"}
+    return {"action": "extend", "type": _ids, "metavar": "ID,ID"}
+
+
+def _deep_args(hint: Any) -> set[Any]:
+    inner = get_args(hint)
+    return set(inner).union(*(_deep_args(arg) for arg in inner)) if inner else set()
+
+
+def _pair(text: str) -> tuple[int, float]:
+    name, _, value = text.partition("=")
+    return int(name), float(value)
+
+
+def _ids(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]

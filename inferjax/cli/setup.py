@@ -1,0 +1,30 @@
+"""What a command does before it computes: folders, the compilation cache, and the terminal."""
+
+import os
+import sys
+from pathlib import Path
+
+EXIT_OK, EXIT_ERROR, EXIT_INTERRUPTED = 0, 2, 130
+
+
+def cache_folder() -> Path:
+    """Return where models and compiled programs are kept; INFERJAX_CACHE_DIR moves it."""
+    chosen = os.environ.get("INFERJAX_CACHE_DIR")
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "inferjax"
+
+
+def keep_compiled_programs() -> None:
+    """Let jax store compiled programs in the cache folder, unless the user chose a place."""
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def show_progress(*, quiet: bool = False) -> bool:
+    """Return whether progress bars make sense: a person watches and no machine reads."""
+    return not quiet and sys.stderr.isatty()

@@ -1,0 +1,66 @@
+import argparse
+import dataclasses
+from collections.abc import Mapping
+
+import pytest
+
+from inferjax.cli.options import add_fields, from_fields
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One field of every kind that a setting can have."""
+
+    warmth: float = 1.0
+    seed: int | None = None
+    max_tokens: int = 16
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    ignore_eos: bool = False
+
+
+def parse(*words: str, defaults: dict[str, object] | None = None) -> Settings:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    given = defaults or {}
+    add_fields(parser, Settings, title="sampling", texts={}, defaults=given)
+    return from_fields(parser.parse_args(words), Settings, defaults=given)
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        (["--warmth", "0.5"], "warmth", 0.5),
+        (["--seed", "7"], "seed", 7),
+        (["--max-tokens", "3"], "max_tokens", 3),
+        (["--stop", "\n\n", "--stop", "END"], "stop", ("\n\n", "END")),
+        (["--stop-token-ids", "1,2", "--stop-token-ids", "3"], "stop_token_ids", (1, 2, 3)),
+        (["--logit-bias", "5=-1.5", "--logit-bias", "6=2"], "logit_bias", {5: -1.5, 6: 2.0}),
+        (["--ignore-eos"], "ignore_eos", True),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_option_sets_its_field_and_no_other(words, field, value):
+    assert parse(*words) == dataclasses.replace(Settings(), **{field: value})
+
+
+def test_option_not_given_leaves_the_default():
+    assert parse() == Settings()
+
+
+def test_option_default_of_the_command_yields_to_the_flag():
+    defaults: dict[str, object] = {"warmth": 0.0, "max_tokens": 99}
+    assert parse(defaults=defaults) == Settings(warmth=0.0, max_tokens=99)
+    assert parse("--warmth", "2", defaults=defaults) == Settings(warmth=2.0, max_tokens=99)
+
+
+@pytest.mark.parametrize("words", [["--logit-bias", "a=b"], ["--seed", "x"], ["--top", "1"]])
+def test_option_that_cannot_be_read_is_refused(words):
+    with pytest.raises((argparse.ArgumentError, SystemExit)):
+        parse(*words)
+
+
+def test_help_shows_defaults_and_escapes_percent_signs():
+    parser = argparse.ArgumentParser()
+    add_fields(parser, Settings, title="t", texts={"warmth": "90 % more"}, defaults={"warmth": 0.3})
+    assert "90 % more (default 0.3)" in parser.format_help()
