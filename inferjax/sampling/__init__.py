@@ -1,0 +1,35 @@
+"""From logits to a token: penalties, masks, filters and the draw, as pure functions of arrays."""
+
+from inferjax.sampling.arrays import (
+    NO_LIMIT,
+    Sampled,
+    SampleState,
+    Sampling,
+    greedy_rows,
+    make_sampling,
+    make_state,
+    stopped,
+)
+from inferjax.sampling.chain import processed_logits, sample
+from inferjax.sampling.logprobs import token_logprobs, top_token_logprobs
+from inferjax.sampling.params import SamplingParams, sampling_arrays, seed_keys
+from inferjax.sampling.status import Status
+
+__all__ = [
+    "NO_LIMIT",
+    "SampleState",
+    "Sampled",
+    "Sampling",
+    "SamplingParams",
+    "Status",
+    "greedy_rows",
+    "make_sampling",
+    "make_state",
+    "processed_logits",
+    "sample",
+    "sampling_arrays",
+    "seed_keys",
+    "stopped",
+    "token_logprobs",
+    "top_token_logprobs",
+]

@@ -1,0 +1,133 @@
+"""The sampler: one fixed order for everything that happens between logits and a token.
+
+float32 -> token mask -> allowed ids -> bad words -> min_tokens -> bias -> repetition penalty ->
+frequency and presence penalty -> greedy: the largest, lowest id first
+                               -> others: temperature -> min_p -> top_k -> top_p -> draw
+
+A row's result depends on that row alone. Work that few rows need sits in branches which are taken
+when any row needs it and leave the other rows untouched; greedy rows and plain temperature never
+sort.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from inferjax.errors import InvalidSampling
+from inferjax.sampling.arrays import Sampled, SampleState, Sampling, greedy_rows
+from inferjax.sampling.blocks import block_argmax, block_max
+from inferjax.sampling.draw import draw_plain, uniforms
+from inferjax.sampling.filters import draw_filtered, filtered_rows
+from inferjax.sampling.logprobs import hide_padding, token_logprobs, top_token_logprobs
+from inferjax.sampling.masks import constrain, constrained_rows
+from inferjax.sampling.penalties import penalize, penalized_rows
+from inferjax.sampling.status import Status
+from inferjax.sampling.validity import check_shapes, invalid_rows, neutral_rows
+from inferjax.unbatched import any_row
+
+
+def sample(
+    logits: Float[Array, "B V"],
+    sampling: Sampling,
+    state: SampleState,
+    *,
+    candidates: int = 256,
+    top_logprobs: int = 0,
+    vocab_size: int | None = None,
+) -> Sampled:
+    """Choose one token per row.
+
+    candidates: how many of the largest logits the filters look at before they look at all.
+    top_logprobs: how many of the most likely tokens to report. vocab_size: ids from here on are
+    padding, which has no probability and is never drawn.
+
+    Raises: ShapeError, InvalidSampling (for the static arguments; bad rows get a status bit).
+    """
+    check_shapes(logits, sampling, state)
+    num_ids = logits.shape[1] if vocab_size is None else min(vocab_size, logits.shape[1])
+    _check_static(candidates, top_logprobs, num_ids)
+    raw = hide_padding(logits.astype(jnp.float32), vocab_size)
+    status = _row_status(raw, sampling, num_ids)
+    sampling = neutral_rows(sampling, status != 0)
+    allowed = _constrained(raw, sampling, state, status != 0)
+    # A row whose constraints leave nothing is drawn from the raw logits, greedily.
+    emptied = (status == 0) & (block_max(allowed) == -jnp.inf)
+    status = jnp.where(emptied, status | int(Status.ALL_MASKED), status)
+    fallback = lax.cond(any_row(emptied), block_argmax, _zeros, raw)
+    tokens, sampled_logprobs = _choose(allowed, sampling, state, num_ids, candidates, emptied)
+    tokens = jnp.where(emptied, fallback, tokens)
+    top_ids, top_values = top_token_logprobs(raw, top_logprobs)
+    return Sampled(
+        tokens=tokens,
+        logprobs=token_logprobs(raw, tokens),
+        sampled_logprobs=sampled_logprobs,
+        top_ids=top_ids,
+        top_logprobs=top_values,
+        status=status,
+    )
+
+
+def processed_logits(
+    logits: Float[Array, "B V"], sampling: Sampling, state: SampleState
+) -> Float[Array, "B V"]:
+    """Apply masks, bias and penalties, in the chain's order; finite values stay finite."""
+    allowed = penalize(constrain(logits, sampling, state), sampling, state)
+    return jnp.minimum(allowed, jnp.finfo(jnp.float32).max)
+
+
+def _constrained(
+    raw: Array, sampling: Sampling, state: SampleState, broken: Bool[Array, " B"]
+) -> Float[Array, "B V"]:
+    rows = constrained_rows(sampling, state) | penalized_rows(sampling)
+
+    def apply(values: Array) -> Array:
+        finite = jnp.where(jnp.isnan(values) | (values == jnp.inf), -jnp.inf, values)
+        values = jnp.where(broken[:, None], finite, values)
+        return jnp.where(rows[:, None], processed_logits(values, sampling, state), values)
+
+    return lax.cond(any_row(rows | broken), apply, lambda values: values, raw)
+
+
+def _choose(
+    logits: Array,
+    sampling: Sampling,
+    state: SampleState,
+    num_ids: int,
+    candidates: int,
+    emptied: Bool[Array, " B"],
+) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+    greedy = greedy_rows(sampling) | emptied
+    filtered = ~greedy & filtered_rows(sampling, num_ids)
+    plain = ~greedy & ~filtered
+    batch = logits.shape[0]
+    uniform = lax.cond(any_row(~greedy), uniforms, lambda _: jnp.zeros(batch), state)
+    plain_tokens, plain_logprobs = draw_plain(logits, sampling, uniform, plain)
+    tokens, logprobs = draw_filtered(logits, sampling, uniform, filtered, candidates)
+    tokens = jnp.where(filtered, tokens, jnp.where(plain, plain_tokens, block_argmax(logits)))
+    logprobs = jnp.where(filtered, logprobs, jnp.where(plain, plain_logprobs, 0.0))
+    return tokens, logprobs
+
+
+def _row_status(raw: Array, sampling: Sampling, num_ids: int) -> Int[Array, " B"]:
+    # One reduction finds NaN (the maximum is NaN), +inf, and rows of nothing but -inf.
+    broken = ~jnp.isfinite(block_max(raw))
+    status = jnp.where(broken, int(Status.NAN_LOGITS), 0)
+    status |= jnp.where(invalid_rows(sampling, num_ids), int(Status.BAD_SAMPLING), 0)
+    return status.astype(jnp.int32)
+
+
+def _zeros(logits: Array) -> Int[Array, " B"]:
+    return jnp.zeros(logits.shape[0], jnp.int32)
+
+
+def _check_static(candidates: int, top_logprobs: int, num_ids: int) -> None:
+    if candidates < 1:
+        raise InvalidSampling(
+            f"candidates is {candidates}", why="the filters need at least 1", fix="use 64 to 1024"
+        )
+    if not 0 <= top_logprobs <= num_ids:
+        raise InvalidSampling(
+            f"top_logprobs is {top_logprobs}",
+            why=f"the vocabulary has {num_ids} ids",
+            fix=f"ask for 0 to {num_ids}",
+        )

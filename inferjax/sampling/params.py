@@ -1,0 +1,309 @@
+"""The request as a user writes it: checked values, strings, and how many become arrays."""
+
+import dataclasses
+import difflib
+import math
+import numbers
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, Self, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+
+from inferjax.errors import InvalidSampling
+from inferjax.sampling.arrays import NO_LIMIT, Sampling
+
+type Check = Callable[[str, Any], Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """One request's sampling. Every field is checked; lists and mappings are stored as tuples.
+
+    temperature: below 1e-5 is greedy. top_k: 0 or -1 is off. logit_bias: id -> addition to the
+    logit. allowed_token_ids: None allows all. bad_token_ids: ids or sequences of ids; bad_words:
+    the same as text, for whoever has a tokenizer. max_tokens: None means as many as fit. seed: None
+    lets the engine choose. logprobs: how many of the most likely tokens to report, 0 for the chosen
+    one alone.
+
+    Raises: InvalidSampling.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    bad_token_ids: Sequence[int | Sequence[int]] = ()
+    bad_words: str | Sequence[str] = ()
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field and store it in its plain form."""
+        for name, check in _CHECKS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            _refuse(
+                "min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}"
+            )
+        if self.n > 1 and self.temperature < 1e-5:
+            _refuse("n", self.n, "1 when temperature is 0: greedy samples are all the same")
+
+    @classmethod
+    def from_mapping(cls, fields: Mapping[str, Any]) -> Self:
+        """Build from parsed JSON: unknown fields are refused, keys of `logit_bias` may be strings.
+
+        Raises: InvalidSampling.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        unknown = sorted(str(name) for name in fields if name not in known)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"use one of: {', '.join(known)}"
+            raise InvalidSampling(
+                f"unknown sampling field: {', '.join(unknown)}",
+                why="a field that is not understood would be ignored",
+                fix=hint,
+                fields=tuple(unknown),
+            )
+        values = dict(fields)
+        bias = values.get("logit_bias")
+        if isinstance(bias, Mapping):
+            values["logit_bias"] = {_json_id(key): value for key, value in bias.items()}
+        return cls(**values)
+
+
+def sampling_arrays(
+    params: Sequence[SamplingParams], *, vocab_size: int, eos_ids: Sequence[int] = ()
+) -> Sampling:
+    """Turn requests into arrays, one row each.
+
+    Lists are padded with -1 to the longest, rounded up to a power of two so that few shapes exist.
+    `bad_words`, being text, must have become `bad_token_ids`; `stop`, `seed`, `n` and `logprobs`
+    are for the caller.
+
+    Raises: InvalidSampling, for ids outside the vocabulary and for `bad_words`.
+    """
+    for row in params:
+        _check_vocabulary(row, vocab_size)
+    for token in eos_ids:
+        _check_id("eos_ids", token, vocab_size)
+
+    def column(name: str, dtype: type) -> Array:
+        return jnp.asarray(np.array([getattr(row, name) for row in params], dtype))
+
+    biases = [_pairs(row) for row in params]
+    limits = [NO_LIMIT if row.max_tokens is None else row.max_tokens for row in params]
+    return Sampling(
+        temperature=column("temperature", np.float32),
+        top_k=column("top_k", np.int32),
+        top_p=column("top_p", np.float32),
+        min_p=column("min_p", np.float32),
+        repetition_penalty=column("repetition_penalty", np.float32),
+        presence_penalty=column("presence_penalty", np.float32),
+        frequency_penalty=column("frequency_penalty", np.float32),
+        min_tokens=column("min_tokens", np.int32),
+        max_tokens=jnp.asarray(np.array(limits, np.int32)),
+        ignore_eos=column("ignore_eos", np.bool_),
+        eos_ids=jnp.asarray(np.tile(np.array(eos_ids, np.int32), (len(params), 1))),
+        stop_ids=_padded([row.stop_token_ids for row in params], np.int32, -1),
+        bias_ids=_padded([[token for token, _ in row] for row in biases], np.int32, -1),
+        bias=_padded([[value for _, value in row] for row in biases], np.float32, 0),
+        allowed_ids=_padded([row.allowed_token_ids or () for row in params], np.int32, -1),
+        bad_words=_padded_words([row.bad_token_ids for row in params]),
+    )
+
+
+def seed_keys(seeds: Sequence[int]) -> Key[Array, " B"]:
+    """Return one key per seed: `jax.random.key(seed)`, but keeping the bits from 2**32 up."""
+    words = np.array([[seed >> 32, seed & 0xFFFFFFFF] for seed in seeds], np.uint32)
+    return jax.random.wrap_key_data(jnp.asarray(words.reshape(-1, 2)), impl="threefry2x32")
+
+
+def _pairs(row: SamplingParams) -> tuple[tuple[int, float], ...]:
+    return cast(tuple[tuple[int, float], ...], row.logit_bias)
+
+
+def _refuse(name: str, value: object, allowed: str) -> NoReturn:
+    raise InvalidSampling(
+        f"{name} is {value!r}",
+        why=f"{name} must be {allowed}",
+        fix=f"give {name} a value in that range",
+        field=name,
+        value=value,
+    )
+
+
+def _real(allowed: str, holds: Callable[[float], bool]) -> Check:
+    def check(name: str, value: Any) -> float:
+        is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if not is_real or not math.isfinite(value) or not holds(float(value)):
+            _refuse(name, value, f"a finite number {allowed}")
+        return float(value)
+
+    return check
+
+
+def _integer(low: int, high: int, *, optional: bool = False) -> Check:
+    allowed = f"an integer from {low} to {high}" + (", or None" if optional else "")
+
+    def check(name: str, value: Any) -> int | None:
+        if optional and value is None:
+            return None
+        if value is None or not _is_integer(value) or not low <= int(value) <= high:
+            _refuse(name, value, allowed)
+        return int(value)
+
+    return check
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        _refuse(name, value, "True or False")
+    return bool(value)
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    found = (value,) if isinstance(value, str) else _items(name, value, "strings")
+    if not all(isinstance(text, str) and text for text in found):
+        _refuse(name, value, "a string or a list of strings, none of them empty")
+    return found
+
+
+def _ids(name: str, value: Any) -> tuple[int, ...]:
+    return tuple(_token_id(name, token) for token in _items(name, value, "token ids"))
+
+
+def _optional_ids(name: str, value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    ids = _ids(name, value)
+    if not ids:
+        _refuse(name, value, "None, or a list of at least one token id")
+    return ids
+
+
+def _id_sequences(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    found = []
+    for item in _items(name, value, "token ids or lists of token ids"):
+        found.append((item,) if _is_integer(item) else _ids(name, item))
+        if not found[-1]:
+            _refuse(name, value, "token ids or lists of token ids, none of them empty")
+    return tuple(_ids(name, sequence) for sequence in found)
+
+
+def _bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+    pairs = value.items() if isinstance(value, Mapping) else value
+    pairs = _items(name, pairs, "a mapping from token id to a finite number")
+    if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
+        _refuse(name, value, "a mapping from token id to a finite number")
+    number = _real("for each token id", lambda _: True)
+    checked = {_token_id(name, token): number(name, addition) for token, addition in pairs}
+    if len(checked) != len(pairs):
+        _refuse(name, value, "a mapping with each token id once")
+    return tuple(sorted(checked.items()))
+
+
+def _items(name: str, value: Any, allowed: str) -> tuple[Any, ...]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        _refuse(name, value, f"a list of {allowed}")
+    return tuple(value)
+
+
+def _json_id(key: Any) -> Any:
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() else key
+
+
+_token_id = _integer(0, NO_LIMIT)
+
+_CHECKS: dict[str, Check] = {
+    "temperature": _real("of at least 0", lambda value: value >= 0),
+    "top_k": _integer(-1, NO_LIMIT),
+    "top_p": _real("above 0 and at most 1", lambda value: 0 < value <= 1),
+    "min_p": _real("from 0 to 1", lambda value: 0 <= value <= 1),
+    "repetition_penalty": _real("above 0", lambda value: value > 0),
+    "presence_penalty": _real("from -2 to 2", lambda value: -2 <= value <= 2),
+    "frequency_penalty": _real("from -2 to 2", lambda value: -2 <= value <= 2),
+    "logit_bias": _bias,
+    "allowed_token_ids": _optional_ids,
+    "bad_token_ids": _id_sequences,
+    "bad_words": _strings,
+    "min_tokens": _integer(0, NO_LIMIT),
+    "max_tokens": _integer(0, NO_LIMIT, optional=True),
+    "stop": _strings,
+    "stop_token_ids": _ids,
+    "ignore_eos": _flag,
+    "seed": _integer(0, 2**64 - 1, optional=True),
+    "n": _integer(1, 16384),
+    "logprobs": _integer(0, NO_LIMIT, optional=True),
+}
+
+
+def _check_vocabulary(row: SamplingParams, vocab_size: int) -> None:
+    if row.bad_words:
+        raise InvalidSampling(
+            f"bad_words {row.bad_words!r} are still text",
+            why="arrays hold token ids",
+            fix="encode them into bad_token_ids first",
+            field="bad_words",
+        )
+    named = {
+        "logit_bias": [token for token, _ in _pairs(row)],
+        "allowed_token_ids": row.allowed_token_ids or (),
+        "stop_token_ids": row.stop_token_ids,
+        "bad_token_ids": [token for word in row.bad_token_ids for token in np.ravel(word)],
+    }
+    for name, ids in named.items():
+        for token in ids:
+            _check_id(name, int(token), vocab_size)
+
+
+def _check_id(name: str, token: int, vocab_size: int) -> None:
+    if not 0 <= token < vocab_size:
+        raise InvalidSampling(
+            f"{name} contains token id {token}",
+            why=f"the vocabulary has {vocab_size} ids, 0 to {vocab_size - 1}",
+            fix="use ids of this model's tokenizer",
+            field=name,
+            token=token,
+            vocab_size=vocab_size,
+        )
+
+
+def _width(length: int) -> int:
+    return 1 << (length - 1).bit_length() if length else 0
+
+
+def _padded(rows: Sequence[Sequence[Any]], dtype: type, fill: int) -> Array:
+    width = _width(max((len(row) for row in rows), default=0))
+    padded = np.full((len(rows), width), fill, dtype)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return jnp.asarray(padded)
+
+
+def _padded_words(rows: Sequence[Sequence[Any]]) -> Array:
+    count = _width(max((len(words) for words in rows), default=0))
+    longest = max((len(word) for words in rows for word in words), default=1)
+    padded = np.full((len(rows), count, _width(longest)), -1, np.int32)
+    for index, words in enumerate(rows):
+        for at, word in enumerate(words):
+            padded[index, at, padded.shape[2] - len(word) :] = word
+    return jnp.asarray(padded)

@@ -1,0 +1,80 @@
+"""Rows that cannot be sampled as asked: found, reported, and kept from harming others."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from inferjax.errors import ShapeError
+from inferjax.sampling.arrays import SampleState, Sampling
+
+_NEUTRAL = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+    "bias_ids": -1,
+    "allowed_ids": -1,
+    "bad_words": -1,
+    "token_mask": 0xFFFFFFFF,
+}
+
+
+def invalid_rows(sampling: Sampling, vocab_size: int) -> Bool[Array, " B"]:
+    """Return which rows have a value outside its range, or an id outside the vocabulary.
+
+    NaN fails every comparison, so each range is written as what must hold.
+    """
+    valid = (sampling.temperature >= 0.0) & (sampling.temperature < jnp.inf)
+    valid &= (sampling.top_p > 0.0) & (sampling.top_p <= 1.0)
+    valid &= (sampling.min_p >= 0.0) & (sampling.min_p <= 1.0)
+    valid &= (sampling.repetition_penalty > 0.0) & (sampling.repetition_penalty < jnp.inf)
+    valid &= jnp.abs(sampling.presence_penalty) <= 2.0
+    valid &= jnp.abs(sampling.frequency_penalty) <= 2.0
+    valid &= (sampling.top_k >= -1) & (sampling.min_tokens >= 0) & (sampling.max_tokens >= 0)
+    valid &= jnp.all((sampling.bias_ids < 0) | jnp.isfinite(sampling.bias), axis=1)
+    for ids in (sampling.eos_ids, sampling.stop_ids, sampling.bias_ids, sampling.allowed_ids):
+        valid &= jnp.all(_in_range(ids, vocab_size), axis=1)
+    return ~(valid & jnp.all(_in_range(sampling.bad_words, vocab_size), axis=(1, 2)))
+
+
+def neutral_rows(sampling: Sampling, rows: Bool[Array, " B"]) -> Sampling:
+    """Make `rows` greedy and unconstrained."""
+
+    def reset(value: Array, neutral: float) -> Array:
+        chosen = rows.reshape(-1, *[1] * (value.ndim - 1))
+        return jnp.where(chosen, jnp.asarray(neutral, value.dtype), value)
+
+    present = {k: v for k, v in _NEUTRAL.items() if getattr(sampling, k) is not None}
+    changes = {name: reset(getattr(sampling, name), value) for name, value in present.items()}
+    return dataclasses.replace(sampling, **changes)
+
+
+def check_shapes(logits: Float[Array, "B V"], sampling: Sampling, state: SampleState) -> None:
+    """Refuse arrays that do not have one row per row of logits.
+
+    Raises: ShapeError.
+    """
+    if logits.ndim != 2:
+        raise ShapeError(
+            f"logits have shape {logits.shape}",
+            why="sample takes one row of logits per sequence, [B, V]",
+            fix="use vmap for further axes",
+        )
+    for owner in (sampling, state):
+        for field in dataclasses.fields(owner):
+            value = getattr(owner, field.name)
+            if value is not None and value.shape[:1] != logits.shape[:1]:
+                raise ShapeError(
+                    f"{type(owner).__name__}.{field.name} has shape {value.shape}",
+                    why=f"the logits have {logits.shape[0]} rows",
+                    fix="give every field one row per sequence",
+                )
+
+
+def _in_range(ids: Int[Array, "*lead"], vocab_size: int) -> Bool[Array, "*lead"]:
+    return (ids >= -1) & (ids < vocab_size)
