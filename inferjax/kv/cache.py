@@ -1,0 +1,112 @@
+"""The KV cache on the device: one pool of pages per cache group, and the only code that knows its layout.
+
+A pool is `[L, P, K, C, S, W]`: layer, page, key/value head, plane (keys, values), token in page, width. One
+page of one head is contiguous, which is what a kernel copies at once. Page 0 is trash: padding rows write
+there, nobody reads it, and no sequence ever owns it.
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from inferjax.config import CacheGroup, Exec, ModelConfig, cache_groups
+from inferjax.errors import OutOfPages
+from inferjax.pytree import pytree
+
+TRASH_PAGE = 0
+
+
+@pytree
+class KVCache:
+    """All pages of all groups; donate it to every step and use only what the step returns."""
+
+    groups: tuple[Float[Array, "L P K C S W"], ...]
+
+
+def init_cache(
+    config: ModelConfig,
+    *,
+    num_pages: int | Sequence[int],
+    exec: Exec = Exec(),
+    dtype: str | None = None,
+) -> KVCache:
+    """Allocate zeroed pools of `num_pages` pages (one number per group, or one for all).
+
+    Page 0 is included in the count and never holds a sequence. `dtype` defaults to `exec.kv_dtype`,
+    then to the config's dtype.
+
+    Raises: OutOfPages when a pool would hold no page beside the trash page.
+    """
+    shapes = cache_shapes(config, num_pages=num_pages, exec=exec)
+    kind = dtype or exec.kv_dtype or config.dtype
+    return KVCache(groups=tuple(jnp.zeros(shape, kind) for shape in shapes))
+
+
+def cache_shapes(
+    config: ModelConfig, *, num_pages: int | Sequence[int], exec: Exec = Exec()
+) -> tuple[tuple[int, ...], ...]:
+    """Return the shape of every pool."""
+    groups = cache_groups(config)
+    counts = [num_pages] * len(groups) if isinstance(num_pages, int) else list(num_pages)
+    if len(counts) != len(groups) or min(counts) < 2:
+        raise OutOfPages(
+            f"num_pages is {num_pages!r} for {len(groups)} cache groups",
+            why="every group needs the trash page and at least one page to use",
+            fix="give one number >= 2, or one per group of config.cache_groups(model.config)",
+        )
+    return tuple(_pool_shape(g, n, exec.page_size) for g, n in zip(groups, counts, strict=True))
+
+
+def token_bytes(config: ModelConfig, dtype: str) -> int:
+    """Return the cache bytes that one token takes, over all layers."""
+    values = sum(math.prod(_pool_shape(g, 1, 1)) for g in cache_groups(config))
+    return values * jnp.dtype(dtype).itemsize
+
+
+def write(
+    pool: Float[Array, "L P K C S W"],
+    layer: int,
+    new: Float[Array, "B T K C W"],
+    pages: Int[Array, "B T"],
+    offsets: Int[Array, "B T"],
+) -> Float[Array, "L P K C S W"]:
+    """Store new tokens in place; a page id outside the pool is dropped, never clamped."""
+    return pool.at[layer, pages, :, :, offsets].set(new.astype(pool.dtype), mode="drop")
+
+
+def copy_pages(cache: KVCache, source: Int[Array, " N"], target: Int[Array, " N"]) -> KVCache:
+    """Copy whole pages, in all groups and layers (copy-on-write of a shared, partly filled page)."""
+    return KVCache(
+        groups=tuple(g.at[:, target].set(g[:, source], mode="drop") for g in cache.groups)
+    )
+
+
+def locate(
+    block_table: Int[Array, "B M"],
+    positions: Int[Array, "B T"],
+    valid: Bool[Array, "B T"],
+    page_size: int,
+) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
+    """Return (page, offset in page) of each position; invalid ones land in the trash page."""
+    index = positions // page_size
+    fits = valid & (index < block_table.shape[1])
+    pages = jnp.take_along_axis(block_table, index, axis=1, mode="clip")
+    return jnp.where(fits, pages, TRASH_PAGE), jnp.where(fits, positions % page_size, 0)
+
+
+def _pool_shape(group: CacheGroup, num_pages: int, page_size: int) -> tuple[int, ...]:
+    heads, planes = group.num_kv_heads, group.planes
+    return (group.num_layers, num_pages, heads, planes, page_size, group.width)
+
+
+def page_size_of(cache: KVCache) -> int:
+    """Return S, the tokens per page."""
+    return cache.groups[0].shape[4]
+
+
+def num_pages_of(cache: KVCache) -> tuple[int, ...]:
+    """Return P of every group."""
+    return tuple(group.shape[1] for group in jax.tree.leaves(cache))

@@ -1,0 +1,1 @@
+"""The blocks of a decoder as pure functions of arrays and weights."""

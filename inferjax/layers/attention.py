@@ -1,0 +1,42 @@
+"""Grouped-query attention."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from inferjax.config import Attention
+from inferjax.layers.context import Dense, Mask, Paged, attend
+from inferjax.layers.norm import normalize
+from inferjax.layers.rope import apply_rope
+from inferjax.params import AttentionParams
+from inferjax.quant.linear import linear
+
+
+def attention(
+    x: Float[Array, "B T D"],
+    w: AttentionParams,
+    spec: Attention,
+    context: Dense | Paged,
+    group: int,
+    layer: int,
+) -> tuple[Float[Array, "B T D"], Dense | Paged]:
+    """Project, rotate, attend and project back; returns the context with this layer's keys in it.
+
+    Source: grouped-query attention, arXiv 2305.13245.
+    """
+    num_groups = spec.q_per_kv
+    qkv = linear(x, w.wqkv, "BTD,DKCH->BTKCH", w.bqkv)
+    q, k, v = qkv[:, :, :, :num_groups], qkv[:, :, :, num_groups], qkv[:, :, :, num_groups + 1]
+    if spec.qk_norm is not None and w.q_norm is not None and w.k_norm is not None:
+        q, k = normalize(q, w.q_norm, spec.qk_norm), normalize(k, w.k_norm, spec.qk_norm)
+    if spec.rope is not None:
+        positions = jnp.maximum(context.positions, 0)
+        q, k = apply_rope(q, positions, spec.rope), apply_rope(k, positions, spec.rope)
+    mask = Mask(
+        scale=spec.scale,
+        value_dim=spec.head_dim,
+        window=spec.window,
+        softcap=spec.softcap,
+        sinks=w.sinks,
+    )
+    out, context = attend(context, q, jnp.stack([k, v], axis=3), mask, group, layer)
+    return linear(out, w.wo, "BTKGH,KGHD->BTD", w.bo), context

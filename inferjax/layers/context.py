@@ -1,0 +1,151 @@
+"""What the tokens of a step attend to: each other (`Dense`), or pages of a cache (`Paged`).
+
+Both are arguments that travel through the layers and come back, never globals. `attend` is the one
+place that knows the difference, so that every layer is written once.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from inferjax.kv.cache import KVCache, locate, page_size_of, write
+from inferjax.pytree import pytree, static
+from pallas_kernels.paged_attention import paged_attention
+
+# Query rows per block of dense attention: bounds the scores to [B, K, G, 256, S].
+QUERY_BLOCK = 256
+
+
+@pytree
+class Dense:
+    """No cache: tokens of a row see earlier tokens of the same row.
+
+    `positions [B, T]` are -1 at padding.
+    """
+
+    positions: Int[Array, "B T"]
+
+
+@pytree
+class Paged:
+    """New tokens are written to the cache first, then attend to their row's pages.
+
+    `lengths [B]` counts cached tokens including the new ones; `block_tables` has one [B, M] per group.
+    """
+
+    cache: KVCache
+    positions: Int[Array, "B T"]
+    lengths: Int[Array, " B"]
+    block_tables: tuple[Int[Array, "B M"], ...]
+    implementation: str = static(default="auto")
+
+
+@pytree
+class Mask:
+    """How one layer limits what a query sees, and how it scales scores."""
+
+    scale: float = static()
+    value_dim: int = static()
+    window: int | None = static(default=None)
+    softcap: float | None = static(default=None)
+    sinks: Float[Array, "K G"] | None = None
+
+
+def attend(
+    context: Dense | Paged,
+    q: Float[Array, "B T K G W"],
+    kv: Float[Array, "B T K C W"],
+    mask: Mask,
+    group: int,
+    layer: int,
+) -> tuple[Float[Array, "B T K G Hv"], Dense | Paged]:
+    """Attend from q to the context extended by `kv`; `layer` counts within the cache group."""
+    if isinstance(context, Dense):
+        return _attend_dense(context.positions, q, kv, mask), context
+    pool = context.cache.groups[group]
+    table = context.block_tables[group]
+    positions = context.positions
+    valid = positions >= 0
+    pages, offsets = locate(table, jnp.maximum(positions, 0), valid, page_size_of(context.cache))
+    pool = write(pool, layer, kv, pages, offsets)
+    out = paged_attention(
+        q,
+        pool,
+        layer,
+        table,
+        positions,
+        context.lengths,
+        scale=mask.scale,
+        value_dim=mask.value_dim,
+        window=mask.window,
+        softcap=mask.softcap,
+        sinks=mask.sinks,
+        implementation=context.implementation,
+    )
+    pools = context.cache.groups
+    cache = KVCache(groups=(*pools[:group], pool, *pools[group + 1 :]))
+    return out, context.replace(cache=cache)
+
+
+def _attend_dense(
+    positions: Int[Array, "B T"], q: Array, kv: Array, mask: Mask
+) -> Float[Array, "B T K G Hv"]:
+    """Attend block by block of queries, recomputing scores in the backward pass."""
+    tokens = q.shape[1]
+    if tokens <= QUERY_BLOCK:
+        return _attend_block(q, positions, kv, positions, mask)
+    num_blocks = -(-tokens // QUERY_BLOCK)
+    pad = num_blocks * QUERY_BLOCK - tokens
+    blocks_q = _split(jnp.pad(q, ((0, 0), (0, pad), (0, 0), (0, 0), (0, 0))), num_blocks)
+    blocks_pos = _split(jnp.pad(positions, ((0, 0), (0, pad)), constant_values=-1), num_blocks)
+
+    @jax.checkpoint
+    def block(args: tuple[Array, Array]) -> Array:
+        return _attend_block(*args, kv, positions, mask)
+
+    out = lax.map(block, (blocks_q, blocks_pos))
+    out = jnp.moveaxis(out, 0, 1)
+    return out.reshape(out.shape[0], num_blocks * QUERY_BLOCK, *out.shape[3:])[:, :tokens]
+
+
+def _split(x: Array, num_blocks: int) -> Array:
+    return jnp.moveaxis(x.reshape(x.shape[0], num_blocks, -1, *x.shape[2:]), 1, 0)
+
+
+def _attend_block(
+    q: Float[Array, "B T K G W"],
+    q_pos: Int[Array, "B T"],
+    kv: Float[Array, "B S K C W"],
+    kv_pos: Int[Array, "B S"],
+    mask: Mask,
+) -> Float[Array, "B T K G Hv"]:
+    keys, values = kv[:, :, :, 0], kv[:, :, :, -1, : mask.value_dim]
+    scores = jnp.einsum("BTKGW,BSKW->BKGTS", q, keys, preferred_element_type=jnp.float32)
+    scores = scores * mask.scale
+    if mask.softcap is not None:
+        scores = mask.softcap * jnp.tanh(scores / mask.softcap)
+    scores = jnp.where(_seen(q_pos, kv_pos, mask.window)[:, None, None], scores, -1e30)
+    peak = scores.max(-1, keepdims=True)
+    if mask.sinks is not None:
+        sink = mask.sinks.astype(jnp.float32)[None, :, :, None, None]
+        peak = jnp.maximum(peak, sink)
+    weights = jnp.exp(scores - lax.stop_gradient(peak))
+    total = weights.sum(-1, keepdims=True)
+    if mask.sinks is not None:
+        total = total + jnp.exp(sink - lax.stop_gradient(peak))
+    out = jnp.einsum(
+        "BKGTS,BSKW->BTKGW",
+        (weights / total).astype(values.dtype),
+        values,
+        preferred_element_type=jnp.float32,
+    )
+    return out.astype(q.dtype)
+
+
+def _seen(
+    q_pos: Int[Array, "B T"], kv_pos: Int[Array, "B S"], window: int | None
+) -> Bool[Array, "B T S"]:
+    distance = q_pos[:, :, None] - kv_pos[:, None]
+    seen = (kv_pos >= 0)[:, None] & (distance >= 0)
+    return seen if window is None else seen & (distance < window)

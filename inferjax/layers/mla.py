@@ -1,0 +1,49 @@
+"""Multi-head latent attention in its absorbed form: the cache holds one latent and one rotary key.
+
+Queries are mapped into the latent space, so attention is grouped-query attention with a single key head
+of width rank + rope, whose values are the first `rank` columns of its keys.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from inferjax.config import LatentAttention
+from inferjax.layers.context import Dense, Mask, Paged, attend
+from inferjax.layers.norm import normalize
+from inferjax.layers.rope import apply_rope
+from inferjax.params import LatentParams
+from inferjax.quant.linear import linear
+
+
+def latent_attention(
+    x: Float[Array, "B T D"],
+    w: LatentParams,
+    spec: LatentAttention,
+    context: Dense | Paged,
+    group: int,
+    layer: int,
+) -> tuple[Float[Array, "B T D"], Dense | Paged]:
+    """Compress, attend in latent space, expand; returns the context with this layer's latents in it.
+
+    Source: DeepSeek-V2, arXiv 2405.04434, section 2.1 and appendix C.
+    """
+    positions = jnp.maximum(context.positions, 0)
+    low = x
+    if w.wq_a is not None and w.q_norm is not None:
+        low = normalize(linear(x, w.wq_a, "BTD,DR->BTR", w.bq_a), w.q_norm, spec.norm)
+    q = linear(low, w.wq, "BTR,RNH->BTNH")
+    q_rope = apply_rope(q[..., spec.nope_dim :], positions, spec.rope)
+    q_latent = linear(q[..., : spec.nope_dim], w.wk_b, "BTNH,NHR->BTNR")
+    compressed = linear(x, w.wkv_a, "BTD,DR->BTR", w.bkv_a)
+    latent = normalize(compressed[..., : spec.kv_rank], w.kv_norm, spec.norm)
+    k_rope = apply_rope(compressed[..., spec.kv_rank :], positions, spec.rope)
+    out, context = attend(
+        context,
+        jnp.concatenate([q_latent, q_rope], axis=-1)[:, :, None],
+        jnp.concatenate([latent, k_rope], axis=-1)[:, :, None, None],
+        Mask(scale=spec.scale, value_dim=spec.kv_rank),
+        group,
+        layer,
+    )
+    values = linear(out[:, :, 0], w.wv_b, "BTNR,NRH->BTNH")
+    return linear(values, w.wo, "BTNH,NHD->BTD", w.bo), context

@@ -1,0 +1,112 @@
+"""Mixture of experts: route every row, sort rows by expert into tiles, run one expert per tile."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from inferjax.config import MoE, Router
+from inferjax.layers.mlp import ACTIVATIONS, mlp
+from inferjax.params import MoEParams
+from inferjax.quant.linear import linear
+from inferjax.unbatched import max_row
+from pallas_kernels.grouped_matmul import grouped_matmul
+
+
+def moe(x: Float[Array, "B T D"], w: MoEParams, spec: MoE, tile: int) -> Float[Array, "B T D"]:
+    """Mix each token's experts by their weights, summed in the order of the token's own ranking.
+
+    Rows of one expert fill tiles of `tile` rows; each tile is a matmul of the same shape wherever it
+    stands, so a token's result does not depend on which tokens share its experts.
+    """
+    batch, tokens, dim = x.shape
+    rows = x.reshape(batch * tokens, dim)
+    weights, experts = route(rows, w, spec.router)
+    slots, tile_expert, num_live = _assign_tiles(experts, spec.router.num_experts, tile)
+    num_tiles = tile_expert.shape[0]
+    picked = jnp.repeat(rows, spec.router.experts_per_token, axis=0, total_repeat_length=slots.size)
+    tiles = jnp.zeros((num_tiles * tile, dim), x.dtype).at[slots.reshape(-1)].set(picked)
+    out = _experts(tiles.reshape(num_tiles, tile, dim), w, spec, tile_expert, num_live)
+    chosen = out.reshape(num_tiles * tile, dim)[slots].astype(jnp.float32)  # [R, X, D]
+    mixed = sum(chosen[:, i] * weights[:, i, None] for i in range(slots.shape[1]))
+    result = jnp.asarray(mixed).astype(x.dtype).reshape(batch, tokens, dim)
+    if w.shared is not None and spec.shared is not None:
+        result = result + mlp(x, w.shared, spec.shared)
+    return result
+
+
+def route(
+    rows: Float[Array, "R D"], w: MoEParams, router: Router
+) -> tuple[Float[Array, "R X"], Int[Array, "R X"]]:
+    """Return each row's expert weights (float32) and expert ids, best first."""
+    logits = linear(rows.astype(jnp.float32), w.router.astype(jnp.float32), "RD,DE->RE")
+    if w.router_bias is not None:
+        logits = logits + w.router_bias.astype(jnp.float32)
+    if router.kind == "softmax_topk":
+        top, experts = lax.top_k(logits, router.experts_per_token)
+        return jax.nn.softmax(top, axis=-1) * router.scale, experts
+    scores = (
+        jax.nn.sigmoid(logits) if router.kind == "sigmoid" else jax.nn.softmax(logits, axis=-1)
+    )
+    choice = scores if w.score_bias is None else scores + w.score_bias.astype(jnp.float32)
+    if router.num_groups > 1:
+        choice = _limit_groups(choice, router)
+    experts = lax.top_k(choice, router.experts_per_token)[1]
+    weights = jnp.take_along_axis(scores, experts, axis=1)
+    if router.normalize:
+        weights = weights / (weights.sum(-1, keepdims=True) + 1e-20)
+    return weights * router.scale, experts
+
+
+def _limit_groups(choice: Float[Array, "R E"], router: Router) -> Float[Array, "R E"]:
+    """Keep the experts of the best groups; a group scores the sum of its two best experts."""
+    grouped = choice.reshape(choice.shape[0], router.num_groups, -1)
+    group_scores = lax.top_k(grouped, 2)[0].sum(-1)
+    best = lax.top_k(group_scores, router.groups_per_token)[1]
+    kept = jnp.any(jax.nn.one_hot(best, router.num_groups, dtype=jnp.bool_), axis=1)
+    return jnp.where(kept[:, :, None], grouped, 0.0).reshape(choice.shape)
+
+
+def _assign_tiles(
+    experts: Int[Array, "R X"], num_experts: int, tile: int
+) -> tuple[Int[Array, "R X"], Int[Array, " N"], Int[Array, ""]]:
+    """Give every (row, expert) pair a slot so that each tile holds rows of one expert only.
+
+    Returns the slots, the expert of each tile and the number of tiles in use (over any `vmap`).
+    """
+    flat = experts.reshape(-1)
+    num_pairs = flat.shape[0]
+    num_tiles = num_pairs // tile + min(num_experts, num_pairs)
+    member = jax.nn.one_hot(flat, num_experts, dtype=jnp.int32)
+    rank = jnp.take_along_axis(jnp.cumsum(member, axis=0), flat[:, None], axis=1)[:, 0] - 1
+    tiles_needed = (member.sum(0) + tile - 1) // tile
+    ends = jnp.cumsum(tiles_needed)
+    slots = (ends - tiles_needed)[flat] * tile + rank
+    owner = jnp.searchsorted(ends, jnp.arange(num_tiles, dtype=jnp.int32), side="right")
+    tile_expert = jnp.minimum(owner, num_experts - 1).astype(jnp.int32)
+    return slots.reshape(experts.shape), tile_expert, max_row(ends[-1])
+
+
+def _experts(
+    tiles: Float[Array, "N R D"],
+    w: MoEParams,
+    spec: MoE,
+    tile_expert: Int[Array, " N"],
+    num_live: Int[Array, ""],
+) -> Float[Array, "N R D"]:
+    num_experts, dim, parts, ffn = w.w_in.shape
+    flat_in = w.w_in.reshape(num_experts, dim, parts * ffn)
+    hidden = grouped_matmul(tiles, flat_in, tile_expert, num_live)
+    if w.b_in is not None:
+        hidden = hidden + w.b_in.reshape(num_experts, parts * ffn)[tile_expert][:, None]
+    active = _gate(hidden[:, :, :ffn], hidden[:, :, ffn:], spec)
+    out = grouped_matmul(active, w.w_down, tile_expert, num_live)
+    return out if w.b_down is None else out + w.b_down[tile_expert][:, None]
+
+
+def _gate(gate: Array, up: Array, spec: MoE) -> Array:
+    if spec.clamp is None:
+        return ACTIVATIONS[spec.activation](gate) * up
+    gate = jnp.minimum(gate, spec.clamp)
+    up = jnp.clip(up, -spec.clamp, spec.clamp)
+    return (up + 1.0) * gate * jax.nn.sigmoid(spec.alpha * gate)

@@ -1,0 +1,26 @@
+"""RMSNorm and LayerNorm, computed in float32."""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from inferjax.config import Norm
+from inferjax.params import NormParams
+
+
+def normalize(
+    x: Float[Array, "*rows D"], w: NormParams, norm: Norm
+) -> Float[Array, "*rows D"]:
+    """Normalise the last axis in float32 and return x's dtype.
+
+    Source: RMSNorm, arXiv 1910.07467; LayerNorm, arXiv 1607.06450.
+    """
+    y = x.astype(jnp.float32)
+    if norm.kind == "layer":
+        y = y - jnp.mean(y, axis=-1, keepdims=True)
+    y = y * lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + norm.eps)
+    scale = w.weight.astype(jnp.float32)
+    y = y * (scale + 1.0 if norm.unit_offset else scale)
+    if w.bias is not None:
+        y = y + w.bias.astype(jnp.float32)
+    return y.astype(x.dtype)

@@ -1,0 +1,110 @@
+"""The one forward: every prefill, decode step, verification and score runs these layers."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from inferjax.config import MLP, Attention, LayerSpec, ModelConfig
+from inferjax.layers.attention import attention
+from inferjax.layers.context import Dense, Paged
+from inferjax.layers.mla import latent_attention
+from inferjax.layers.mlp import mlp
+from inferjax.layers.moe import moe
+from inferjax.layers.norm import normalize
+from inferjax.params import LayerParams, NormParams, Params
+from inferjax.quant.linear import linear, lookup
+
+Taps = dict[str, Float[Array, "B T D"]]
+
+
+def run_layers(
+    params: Params,
+    config: ModelConfig,
+    tokens: Int[Array, "B T"],
+    context: Dense | Paged,
+    *,
+    moe_tile: int,
+    taps: tuple[str, ...] = (),
+) -> tuple[Float[Array, "B T D"], Dense | Paged, Taps]:
+    """Run embedding, all layers and the final norm.
+
+    `taps` names activations to return: "embed", "layers.<i>" (the residual after layer i), "final".
+    """
+    seen: Taps = {}
+
+    def tap(name: str, x: Array) -> None:
+        if name in taps:
+            seen[name] = x
+
+    x = embed(params, config, tokens, context.positions)
+    tap("embed", x)
+    slots = _layer_slots(config)
+    for i, (spec, w) in enumerate(zip(config.layers, params.layers, strict=True)):
+        with jax.named_scope(f"layer_{i}"):
+            x, context = _layer(x, w, spec, context, slots[i], moe_tile)
+        tap(f"layers.{i}", x)
+    x = normalize(x, params.final_norm, config.final_norm)
+    tap("final", x)
+    return x, context, seen
+
+
+def embed(
+    params: Params, config: ModelConfig, tokens: Int[Array, "B T"], positions: Int[Array, "B T"]
+) -> Float[Array, "B T D"]:
+    """Look tokens up, scale them, and add learned positions where the model has them."""
+    x = lookup(params.embed, tokens)
+    if config.embed_scale != 1.0:
+        # Rounded to the weights' dtype first, as the models that scale were trained.
+        x = x * jnp.asarray(config.embed_scale, x.dtype)
+    if params.positions is not None:
+        x = x + lookup(params.positions, jnp.maximum(positions, 0))
+    return x
+
+
+def unembed(
+    params: Params, config: ModelConfig, hidden: Float[Array, "*rows D"]
+) -> Float[Array, "*rows V"]:
+    """Return float32 logits."""
+    head = params.embed if params.head is None else params.head
+    logits = linear(hidden, head, "...D,VD->...V").astype(jnp.float32)
+    if config.final_softcap is not None:
+        logits = config.final_softcap * jnp.tanh(logits / config.final_softcap)
+    return logits
+
+
+def tap_names(config: ModelConfig) -> tuple[str, ...]:
+    """Return every name that `taps` accepts."""
+    return ("embed", *(f"layers.{i}" for i in range(config.num_layers)), "final")
+
+
+def _layer(
+    x: Float[Array, "B T D"],
+    w: LayerParams,
+    spec: LayerSpec,
+    context: Dense | Paged,
+    slot: int,
+    moe_tile: int,
+) -> tuple[Float[Array, "B T D"], Dense | Paged]:
+    y = _maybe_norm(x, w.attention_in, spec)
+    if isinstance(spec.attention, Attention):
+        y, context = attention(y, w.attention, spec.attention, context, spec.group, slot)
+    else:
+        y, context = latent_attention(y, w.attention, spec.attention, context, spec.group, slot)
+    x = x + _maybe_norm(y, w.attention_out, spec)
+    y = _maybe_norm(x, w.ffn_in, spec)
+    y = mlp(y, w.ffn, spec.ffn) if isinstance(spec.ffn, MLP) else moe(y, w.ffn, spec.ffn, moe_tile)
+    return x + _maybe_norm(y, w.ffn_out, spec), context
+
+
+def _maybe_norm(x: Array, w: NormParams | None, spec: LayerSpec) -> Array:
+    return x if w is None else normalize(x, w, spec.norm)
+
+
+def _layer_slots(config: ModelConfig) -> tuple[int, ...]:
+    """Return each layer's index within its cache group."""
+    counts: dict[int, int] = {}
+    slots = []
+    for spec in config.layers:
+        slots.append(counts.get(spec.group, 0))
+        counts[spec.group] = slots[-1] + 1
+    return tuple(slots)

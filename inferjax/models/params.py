@@ -1,0 +1,167 @@
+"""One description of a model's weights: it yields shapes, logical axes and random weights."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from inferjax.config import MLP, Attention, LatentAttention, LayerSpec, ModelConfig, MoE, Norm
+from inferjax.params import (
+    AttentionParams,
+    LatentParams,
+    LayerParams,
+    MLPParams,
+    MoEParams,
+    NormParams,
+    Params,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """One weight before it exists: its shape, the logical name of each axis, how random ones look."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    init: str = "normal"
+
+
+def param_spec(config: ModelConfig) -> Params:
+    """Return the tree of `ArraySpec` that `config` calls for."""
+    dim, vocab = config.model_dim, config.vocab_size
+    learned = config.learned_positions
+    return Params(
+        embed=_spec((vocab, dim), ("vocab", "model")),
+        layers=tuple(_layer_spec(spec, dim) for spec in config.layers),
+        final_norm=_norm_spec(config.final_norm, dim),
+        head=None if config.tied else _spec((vocab, dim), ("vocab", "model")),
+        positions=None if learned is None else _spec((learned, dim), (None, "model")),
+    )
+
+
+def abstract_params(config: ModelConfig, dtype: str | None = None) -> Params:
+    """Return the weights as `jax.ShapeDtypeStruct`, for compiling without having them."""
+    return _map_spec(lambda s: jax.ShapeDtypeStruct(s.shape, dtype or config.dtype), config)
+
+
+def random_params(config: ModelConfig, key: jax.Array, dtype: str | None = None) -> Params:
+    """Draw weights of a trained model's scale: normal(0, 1/sqrt(fan_in)), norms near one."""
+    specs, treedef = jax.tree.flatten(param_spec(config), is_leaf=_is_spec)
+    keys = jax.random.split(key, len(specs))
+    leaves = [_draw(s, k, dtype or config.dtype) for s, k in zip(specs, keys, strict=True)]
+    return jax.tree.unflatten(treedef, leaves)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Count the weights' values."""
+    specs = jax.tree.leaves(param_spec(config), is_leaf=_is_spec)
+    return sum(math.prod(s.shape) for s in specs)
+
+
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, ArraySpec)
+
+
+def _map_spec(f: Callable[[ArraySpec], Any], config: ModelConfig) -> Params:
+    return jax.tree.map(f, param_spec(config), is_leaf=_is_spec)
+
+
+def _draw(spec: ArraySpec, key: jax.Array, dtype: str) -> Array:
+    noise = jax.random.normal(key, spec.shape, jnp.float32)
+    match spec.init:
+        case "ones":
+            values = 1.0 + 0.1 * noise
+        case "zeros":
+            values = 0.1 * noise
+        case _:
+            values = noise / math.sqrt(spec.shape[0])
+    return values.astype(dtype)
+
+
+def _spec(shape: tuple[int, ...], axes: tuple[str | None, ...], init: str = "normal") -> Any:
+    return ArraySpec(shape, axes, init)
+
+
+def _norm_spec(norm: Norm, dim: int, axis: str | None = "model") -> Any:
+    bias = _spec((dim,), (axis,), "zeros") if norm.bias else None
+    init = "zeros" if norm.unit_offset else "ones"
+    return NormParams(weight=_spec((dim,), (axis,), init), bias=bias)
+
+
+def _layer_spec(spec: LayerSpec, dim: int) -> LayerParams:
+    norm_in = _norm_spec(spec.norm, dim) if spec.norm_in else None
+    norm_out = _norm_spec(spec.norm, dim) if spec.norm_out else None
+    attention, ffn = spec.attention, spec.ffn
+    return LayerParams(
+        attention=_attention_spec(attention, dim)
+        if isinstance(attention, Attention)
+        else _latent_spec(attention, dim),
+        ffn=_mlp_spec(ffn, dim) if isinstance(ffn, MLP) else _moe_spec(ffn, dim),
+        attention_in=norm_in,
+        attention_out=norm_out,
+        ffn_in=norm_in,
+        ffn_out=norm_out,
+    )
+
+
+def _attention_spec(a: Attention, dim: int) -> AttentionParams:
+    kv, group, head = a.num_kv_heads, a.q_per_kv, a.head_dim
+    qk_norm = None if a.qk_norm is None else _norm_spec(a.qk_norm, head, None)
+    return AttentionParams(
+        wqkv=_spec((dim, kv, group + 2, head), ("model", "kv_heads", None, None)),
+        wo=_spec((kv, group, head, dim), ("kv_heads", None, None, "model")),
+        bqkv=_spec((kv, group + 2, head), ("kv_heads", None, None), "zeros")
+        if a.qkv_bias
+        else None,
+        bo=_spec((dim,), ("model",), "zeros") if a.out_bias else None,
+        q_norm=qk_norm,
+        k_norm=qk_norm,
+        sinks=_spec((kv, group), ("kv_heads", None), "zeros") if a.sinks else None,
+    )
+
+
+def _latent_spec(a: LatentAttention, dim: int) -> LatentParams:
+    heads, head = a.num_q_heads, a.nope_dim + a.rope_dim
+    low = a.q_rank is not None
+    biased = a.bias
+    return LatentParams(
+        wq_a=_spec((dim, a.q_rank or 0), ("model", None)) if low else None,
+        bq_a=_spec((a.q_rank or 0,), (None,), "zeros") if low and biased else None,
+        q_norm=_norm_spec(a.norm, a.q_rank or 0, None) if low else None,
+        wq=_spec((a.q_rank or dim, heads, head), (None if low else "model", "heads", None)),
+        wkv_a=_spec((dim, a.kv_rank + a.rope_dim), ("model", None)),
+        bkv_a=_spec((a.kv_rank + a.rope_dim,), (None,), "zeros") if biased else None,
+        kv_norm=_norm_spec(a.norm, a.kv_rank, None),
+        wk_b=_spec((heads, a.nope_dim, a.kv_rank), ("heads", None, None)),
+        wv_b=_spec((heads, a.kv_rank, a.value_dim), ("heads", None, None)),
+        wo=_spec((heads, a.value_dim, dim), ("heads", None, "model")),
+        bo=_spec((dim,), ("model",), "zeros") if biased else None,
+    )
+
+
+def _mlp_spec(m: MLP, dim: int) -> MLPParams:
+    parts = 2 if m.gated else 1
+    return MLPParams(
+        w_in=_spec((dim, parts, m.ffn_dim), ("model", None, "ffn")),
+        w_down=_spec((m.ffn_dim, dim), ("ffn", "model")),
+        b_in=_spec((parts, m.ffn_dim), (None, "ffn"), "zeros") if m.bias else None,
+        b_down=_spec((dim,), ("model",), "zeros") if m.bias else None,
+    )
+
+
+def _moe_spec(m: MoE, dim: int) -> MoEParams:
+    experts, ffn = m.router.num_experts, m.ffn_dim
+    return MoEParams(
+        router=_spec((dim, experts), ("model", None)),
+        router_bias=_spec((experts,), (None,), "zeros") if m.router.bias else None,
+        score_bias=_spec((experts,), (None,), "zeros") if m.router.score_bias else None,
+        w_in=_spec((experts, dim, 2, ffn), ("experts", "model", None, "ffn")),
+        w_down=_spec((experts, ffn, dim), ("experts", "ffn", "model")),
+        b_in=_spec((experts, 2, ffn), ("experts", None, "ffn"), "zeros") if m.bias else None,
+        b_down=_spec((experts, dim), ("experts", "model"), "zeros") if m.bias else None,
+        shared=None if m.shared is None else _mlp_spec(m.shared, dim),
+    )

@@ -1,0 +1,6 @@
+"""Kernels for inference, importable alone: one folder per op, one signature, a table of implementations."""
+
+from pallas_kernels.grouped_matmul import grouped_matmul
+from pallas_kernels.paged_attention import paged_attention
+
+__all__ = ["grouped_matmul", "paged_attention"]
