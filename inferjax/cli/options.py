@@ -6,7 +6,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-# What each field of SamplingParams does; a field without a line here fails a test.
+# What each field of SamplingParams does; one that is neither here nor in NOT_FLAGS fails a test.
 SAMPLING_HELP = {
     "temperature": "0 takes the most likely token, higher is more varied",
     "top_k": "choose among the K most likely tokens; 0 is off",
@@ -18,6 +18,7 @@ SAMPLING_HELP = {
     "logit_bias": "add to the logit of a token; may be repeated",
     "allowed_token_ids": "allow only these tokens",
     "bad_token_ids": "never choose these tokens",
+    "bad_words": "never write this text; may be repeated",
     "min_tokens": "do not stop before this many tokens",
     "max_tokens": "stop after this many tokens",
     "stop": "stop before this text; may be repeated",
@@ -25,6 +26,10 @@ SAMPLING_HELP = {
     "ignore_eos": "go on after the model's end token",
     "seed": "random seed; the same seed gives the same answer",
     "logprobs": "report the log-probabilities of this many top tokens (with --json)",
+}
+
+NOT_FLAGS = {
+    "n": "the terminal shows one answer",
 }
 
 
@@ -36,16 +41,17 @@ def add_fields(
     texts: Mapping[str, str],
     defaults: Mapping[str, object],
 ) -> None:
-    """Add one flag per field; a flag that is not given leaves the field's own default.
+    """Add a flag for every field that has a text; one that is not given leaves the field's default.
 
     `defaults` are this command's own, for fields where it differs from the dataclass.
     """
     group = parser.add_argument_group(title)
     hints = get_type_hints(settings)
     for field in dataclasses.fields(settings):
-        shown = defaults.get(field.name, _default(field))
-        text = texts.get(field.name, field.name.replace("_", " "))
-        if shown not in (None, (), False) and shown is not dataclasses.MISSING:
+        if field.name not in texts:
+            continue
+        text, shown = texts[field.name], defaults.get(field.name, _default(field))
+        if isinstance(shown, int | float) and not isinstance(shown, bool):
             text = f"{text} (default {shown})"
         group.add_argument(
             f"--{field.name.replace('_', '-')}",
@@ -80,23 +86,25 @@ def _default(field: dataclasses.Field) -> object:
 
 
 def _argument(hint: Any) -> dict[str, Any]:
-    """Return how argparse reads a field of this type."""
-    if get_origin(hint) in (Union, types.UnionType):
-        hint = next(option for option in get_args(hint) if option is not type(None))
-    if hint is bool:
-        return {"action": argparse.BooleanOptionalAction}
-    if hint in (int, float, str):
-        return {"type": hint, "metavar": {int: "N", float: "X", str: "TEXT"}[hint]}
-    if str in get_args(hint):
-        return {"action": "append", "type": str, "metavar": "TEXT"}
-    if float in _deep_args(hint):
+    """Return how argparse reads a field of this type; a field that takes several values repeats."""
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    several = set().union(*map(_inner, options))
+    if float in several:
         return {"action": "append", "type": _pair, "metavar": "ID=X"}
-    return {"action": "extend", "type": _ids, "metavar": "ID,ID"}
+    if str in several:
+        return {"action": "append", "type": str, "metavar": "TEXT"}
+    if int in several:
+        return {"action": "extend", "type": _ids, "metavar": "ID,ID"}
+    if bool in options:
+        return {"action": argparse.BooleanOptionalAction}
+    kind = next(kind for kind in (float, int, str) if kind in options)
+    return {"type": kind, "metavar": {int: "N", float: "X", str: "TEXT"}[kind]}
 
 
-def _deep_args(hint: Any) -> set[Any]:
-    inner = get_args(hint)
-    return set(inner).union(*(_deep_args(arg) for arg in inner)) if inner else set()
+def _inner(hint: Any) -> set[Any]:
+    """Return the types inside a generic type, at any depth."""
+    args = get_args(hint)
+    return set(args).union(*map(_inner, args))
 
 
 def _pair(text: str) -> tuple[int, float]:

@@ -1,10 +1,11 @@
 import argparse
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from inferjax.cli.options import add_fields, from_fields
+from inferjax.cli.options import NOT_FLAGS, SAMPLING_HELP, add_fields, from_fields
+from inferjax.sampling import SamplingParams
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -14,16 +15,19 @@ class Settings:
     warmth: float = 1.0
     seed: int | None = None
     max_tokens: int = 16
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    allowed: Sequence[int] | None = None
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
     ignore_eos: bool = False
+    hidden: int = 1
 
 
 def parse(*words: str, defaults: dict[str, object] | None = None) -> Settings:
     parser = argparse.ArgumentParser(exit_on_error=False)
     given = defaults or {}
-    add_fields(parser, Settings, title="sampling", texts={}, defaults=given)
+    texts = {field.name: "" for field in dataclasses.fields(Settings) if field.name != "hidden"}
+    add_fields(parser, Settings, title="sampling", texts=texts, defaults=given)
     return from_fields(parser.parse_args(words), Settings, defaults=given)
 
 
@@ -35,6 +39,7 @@ def parse(*words: str, defaults: dict[str, object] | None = None) -> Settings:
         (["--max-tokens", "3"], "max_tokens", 3),
         (["--stop", "\n\n", "--stop", "END"], "stop", ("\n\n", "END")),
         (["--stop-token-ids", "1,2", "--stop-token-ids", "3"], "stop_token_ids", (1, 2, 3)),
+        (["--allowed", "4"], "allowed", (4,)),
         (["--logit-bias", "5=-1.5", "--logit-bias", "6=2"], "logit_bias", {5: -1.5, 6: 2.0}),
         (["--ignore-eos"], "ignore_eos", True),
     ],
@@ -54,7 +59,7 @@ def test_option_default_of_the_command_yields_to_the_flag():
     assert parse("--warmth", "2", defaults=defaults) == Settings(warmth=2.0, max_tokens=99)
 
 
-@pytest.mark.parametrize("words", [["--logit-bias", "a=b"], ["--seed", "x"], ["--top", "1"]])
+@pytest.mark.parametrize("words", [["--logit-bias", "a=b"], ["--seed", "x"], ["--hidden", "1"]])
 def test_option_that_cannot_be_read_is_refused(words):
     with pytest.raises((argparse.ArgumentError, SystemExit)):
         parse(*words)
@@ -64,3 +69,19 @@ def test_help_shows_defaults_and_escapes_percent_signs():
     parser = argparse.ArgumentParser()
     add_fields(parser, Settings, title="t", texts={"warmth": "90 % more"}, defaults={"warmth": 0.3})
     assert "90 % more (default 0.3)" in parser.format_help()
+
+
+def test_every_sampling_field_has_a_flag_or_a_reason_not_to():
+    fields = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert set(SAMPLING_HELP) | set(NOT_FLAGS) == fields
+    assert not set(SAMPLING_HELP) & set(NOT_FLAGS)
+
+
+def test_sampling_flags_build_the_params_they_name():
+    parser = argparse.ArgumentParser()
+    add_fields(parser, SamplingParams, title="t", texts=SAMPLING_HELP, defaults={})
+    words = "--temperature 0.5 --top-k 4 --stop a --stop b --logit-bias 3=1 --bad-token-ids 1,2"
+    got = from_fields(parser.parse_args(words.split()), SamplingParams, defaults={"seed": 3})
+    assert got == SamplingParams(
+        temperature=0.5, top_k=4, stop=["a", "b"], logit_bias={3: 1.0}, bad_token_ids=[1, 2], seed=3
+    )
