@@ -1,0 +1,303 @@
+"""GGUF: dequantization and files against the `gguf` package, and every way a file can lie."""
+
+import time
+import tracemalloc
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+from gguf.quants import dequantize as reference_dequantize
+from make_files import gguf_pair, gguf_string, gguf_tensor, make_gguf, u32, u64
+
+from inferjax.checkpoint.gguf import MAX_ALIGNMENT, open_gguf
+from inferjax.checkpoint.gguf_blocks import BLOCKS, dequantize
+from inferjax.errors import CheckpointError
+
+NUM_BLOCKS = 8193  # one block more than a chunk of the types with 32 elements
+# Where each quantized type keeps its float16 numbers.
+HALVES = {2: [0], 3: [0, 2], 6: [0], 7: [0, 2], 8: [0], 12: [0, 2], 13: [0, 2], 14: [208]}
+EDGES = [0.0, -0.0, 1.0, -1.0, 65504.0, -65504.0, 6e-8, -6e-8, 6.1e-5, np.inf, -np.inf, np.nan]
+
+
+def reference(number, raw, kind):
+    with np.errstate(all="ignore"):
+        out = reference_dequantize(
+            raw.reshape(-1, kind.block_bytes), gguf.GGMLQuantizationType(number)
+        )
+    return out.reshape(-1).astype(np.float32)
+
+
+def assert_same_bits(ours, theirs):
+    assert ours.shape == theirs.shape
+    nan = np.isnan(theirs)
+    np.testing.assert_array_equal(np.isnan(ours), nan)
+    np.testing.assert_array_equal(ours.view(np.uint32)[~nan], theirs.view(np.uint32)[~nan])
+
+
+@pytest.mark.parametrize("number", BLOCKS, ids=lambda number: BLOCKS[number].name)
+def test_random_blocks_equal_the_reference_bit_for_bit(number):
+    kind = BLOCKS[number]
+    raw = np.random.default_rng(number).integers(0, 256, NUM_BLOCKS * kind.block_bytes, np.uint8)
+    ours = dequantize(kind, raw)
+    assert_same_bits(ours.astype(np.float32), reference(number, raw, kind))
+
+
+@pytest.mark.parametrize("number", HALVES, ids=lambda number: BLOCKS[number].name)
+def test_blocks_with_edge_scales_equal_the_reference(number):
+    kind = BLOCKS[number]
+    rng = np.random.default_rng(number)
+    blocks = rng.integers(0, 256, (len(EDGES) ** 2, kind.block_bytes), np.uint8)
+    edges = np.array(EDGES, np.float16)
+    for field, values in zip(
+        HALVES[number], [np.tile(edges, len(EDGES)), edges.repeat(len(EDGES))], strict=False
+    ):
+        blocks[:, field : field + 2] = values[:, None].view(np.uint8)
+    raw = blocks.reshape(-1)
+    assert_same_bits(dequantize(kind, raw), reference(number, raw, kind))
+
+
+def test_every_supported_type_has_the_reference_sizes():
+    for number, kind in BLOCKS.items():
+        sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(number)]
+        assert (kind.block_len, kind.block_bytes) == sizes
+
+
+def write_reference_file(path, alignment=32):
+    """Write a file with every kind of metadata and several tensor types by the gguf package."""
+    rng = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, "llama")
+    if alignment != 32:
+        writer.add_custom_alignment(alignment)
+    for bits in (8, 16, 32, 64):
+        getattr(writer, f"add_uint{bits}")(f"u{bits}", 2**bits - 1)
+        getattr(writer, f"add_int{bits}")(f"i{bits}", -(2 ** (bits - 1)))
+    writer.add_float32("f32", 0.25)
+    writer.add_float64("f64", 0.1)
+    writer.add_bool("yes", True)
+    writer.add_string("text", "höhe\n")
+    writer.add_array("tokens", ["", "a", "Ġb", "語"])
+    writer.add_array("scores", [0.5, -1.5])
+    writer.add_array("types", [1, 2, 3])
+    arrays = {
+        "plain": rng.standard_normal((5, 3)).astype(np.float32),
+        "half": rng.standard_normal((2, 3, 4)).astype(np.float16),
+    }
+    for name, array in arrays.items():
+        writer.add_tensor(name, array)
+    for kind in ("BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"):
+        number = gguf.GGMLQuantizationType[kind]
+        packed = gguf.quants.quantize(rng.standard_normal((3, 64)).astype(np.float32), number)
+        arrays[kind] = reference_dequantize(packed, number)
+        writer.add_tensor(kind, packed, raw_dtype=number)
+    for kind in ("Q4_K", "Q5_K", "Q6_K"):
+        number = gguf.GGMLQuantizationType[kind]
+        packed = rng.integers(0, 60, (2, BLOCKS[number].block_bytes), np.uint8)
+        arrays[kind] = reference_dequantize(packed, number)
+        writer.add_tensor(kind, packed, raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return arrays
+
+
+@pytest.mark.parametrize("alignment", [32, 128])
+def test_file_of_the_reference_writer_reads_back(tmp_path, alignment):
+    arrays = write_reference_file(tmp_path / "m.gguf", alignment)
+    file = open_gguf(tmp_path / "m.gguf")
+    assert list(file.entries) == list(arrays)
+    for name, expected in arrays.items():
+        got = file.read(name)
+        assert got.shape == file.entries[name].shape == expected.shape
+        np.testing.assert_array_equal(got.astype(np.float32), expected.astype(np.float32))
+        assert not got.flags.writeable
+    assert file.entries["half"].dtype == "float16" == file.read("half").dtype
+    assert file.read("BF16").dtype == ml_dtypes.bfloat16
+    assert file.entries["Q4_K"].dtype == "q4_k"
+    assert file.read("Q4_K").dtype == np.float32
+
+
+def test_metadata_of_the_reference_writer_reads_back(tmp_path):
+    write_reference_file(tmp_path / "m.gguf")
+    metadata = open_gguf(tmp_path / "m.gguf").metadata
+    for bits in (8, 16, 32, 64):
+        assert metadata[f"u{bits}"] == 2**bits - 1
+        assert metadata[f"i{bits}"] == -(2 ** (bits - 1))
+    assert metadata["general.architecture"] == "llama"
+    assert (metadata["f32"], metadata["f64"], metadata["text"]) == (0.25, 0.1, "höhe\n")
+    assert metadata["yes"] is True
+    assert type(metadata["u8"]) is int
+    assert metadata["tokens"] == ["", "a", "Ġb", "語"]
+    np.testing.assert_array_equal(metadata["scores"], np.array([0.5, -1.5], np.float32))
+    np.testing.assert_array_equal(metadata["types"], np.array([1, 2, 3], np.int32))
+
+
+def test_version_2_and_nested_arrays_are_read(tmp_path):
+    inner = u32(4) + u64(2) + u32(7) + u32(9)
+    pair = gguf_pair("nested", 9, u32(9) + u64(2) + inner + inner)
+    (tmp_path / "m.gguf").write_bytes(make_gguf([pair], version=2))
+    first, second = open_gguf(tmp_path / "m.gguf").metadata["nested"]
+    assert first.tolist() == second.tolist() == [7, 9]
+
+
+def test_tensors_read_before_close_stay_valid_and_later_reads_are_refused(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(make_gguf(tensors=[gguf_tensor()], data=bytes(8)))
+    file = open_gguf(tmp_path / "m.gguf")
+    kept = file.read("w")
+    file.close()
+    assert kept.tolist() == [0, 0]
+    with pytest.raises(CheckpointError, match="is closed"):
+        file.read("w")
+    with pytest.raises(CheckpointError, match=r"m\.gguf has no tensor 'absent'"):
+        file.read("absent")
+
+
+def test_vocabulary_of_a_quarter_million_tokens_opens_quickly(tmp_path):
+    tokens = b"".join(gguf_string(f"token{i}") for i in range(262_144))
+    pair = gguf_pair("tokens", 9, u32(8) + u64(262_144) + tokens)
+    (tmp_path / "m.gguf").write_bytes(make_gguf([pair]))
+    start = time.perf_counter()
+    assert open_gguf(tmp_path / "m.gguf").metadata["tokens"][-1] == "token262143"
+    assert time.perf_counter() - start < 3  # 0.1 s on an idle core
+
+
+TWO = [gguf_tensor("a"), gguf_tensor("b", offset=32)]
+HUGE = 2**63 + 5
+BAD_FILES = {
+    "empty": (b"", "is empty"),
+    "short": (b"GGUF\x03", "version"),
+    "magic": (b"GGML" + bytes(60), "begins with b'GGML'"),
+    "git-lfs-pointer": (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+    "big-endian": (b"GGUF" + u32(0x03000000) + bytes(16), "big-endian"),
+    "version-1": (make_gguf(version=1), "version 1"),
+    "version-0": (make_gguf(version=0), "version 0"),
+    "version-99": (make_gguf(version=99), "version 99"),
+    "tensor-count": (make_gguf(num_tensors=HUGE), f"number of tensors {HUGE}"),
+    "tensor-count-slight": (make_gguf(tensors=TWO, num_tensors=9), "number of tensors 9"),
+    "pair-count": (make_gguf(num_pairs=HUGE), f"number of metadata pairs {HUGE}"),
+    "pair-count-slight": (
+        make_gguf([gguf_pair("k", 4, u32(1))], num_pairs=3),
+        "number of metadata pairs 3",
+    ),
+    "key-length": (make_gguf([u64(HUGE) + bytes(64)]), "metadata key 0"),
+    "key-empty": (make_gguf([gguf_pair("", 4, u32(1))]), "metadata key 0 has 0 bytes"),
+    "key-too-long": (make_gguf([gguf_pair("k" * 65536, 4, u32(1))]), "65536 bytes"),
+    "key-twice": (make_gguf([gguf_pair("k", 4, u32(1))] * 2), "'k' appears twice"),
+    "key-not-utf8": (make_gguf([gguf_pair(b"\xff", 4, u32(1))]), "metadata key 0 is not UTF-8"),
+    "value-type": (make_gguf([gguf_pair("k", 13, u32(1))]), "'k' has the unknown value type 13"),
+    "value-cut": (make_gguf([gguf_pair("long", 12, b"")], alignment=1), "metadata 'long'"),
+    "string-length": (make_gguf([gguf_pair("k", 8, u64(HUGE))]), "metadata 'k'"),
+    "string-not-utf8": (make_gguf([gguf_pair("k", 8, gguf_string(b"\xc3("))]), "'k' is not UTF-8"),
+    "bool": (make_gguf([gguf_pair("k", 7, b"\x02")]), "neither 0 nor 1"),
+    "array-length": (make_gguf([gguf_pair("k", 9, u32(4) + u64(HUGE))]), f"'k': {HUGE}"),
+    "array-of-strings-length": (make_gguf([gguf_pair("k", 9, u32(8) + u64(2**40))]), f"{2**40}"),
+    "array-of-strings-cut": (
+        make_gguf([gguf_pair("k", 9, u32(8) + u64(3) + gguf_string("a" * 40))], alignment=1),
+        "string 1 of metadata 'k'",
+    ),
+    "array-of-strings-element-length": (
+        make_gguf([gguf_pair("k", 9, u32(8) + u64(2) + gguf_string("a") + u64(HUGE))]),
+        "string 1 of metadata 'k'",
+    ),
+    "array-of-arrays-length": (make_gguf([gguf_pair("k", 9, u32(9) + u64(2**40))]), f"{2**40}"),
+    "array-type": (make_gguf([gguf_pair("k", 9, u32(77) + u64(0))]), "unknown element type 77"),
+    "array-depth": (
+        make_gguf([gguf_pair("k", 9, (u32(9) + u64(1)) * 2000 + u32(4) + u64(0))]),
+        "more than 4 deep",
+    ),
+    "alignment-zero": (
+        make_gguf([gguf_pair("general.alignment", 4, u32(0))]),
+        "general.alignment is '0'",
+    ),
+    "alignment-not-power": (
+        make_gguf([gguf_pair("general.alignment", 4, u32(48))]),
+        "general.alignment is '48'",
+    ),
+    "alignment-huge": (
+        make_gguf([gguf_pair("general.alignment", 4, u32(2 * MAX_ALIGNMENT))]),
+        "general.alignment",
+    ),
+    "alignment-a-string": (
+        make_gguf([gguf_pair("general.alignment", 8, gguf_string("32"))]),
+        "general.alignment is '32'",
+    ),
+    "split": (make_gguf([gguf_pair("split.count", 2, b"\x05\x00")]), "split into '5' files"),
+    "split-an-array": (
+        make_gguf([gguf_pair("split.count", 9, u32(4) + u64(1) + u32(1))]),
+        "split into",
+    ),
+    "tensor-name-length": (make_gguf(tensors=[u64(HUGE) + bytes(64)]), "name of tensor 0"),
+    "tensor-name-empty": (make_gguf(tensors=[gguf_tensor("")], data=bytes(64)), "tensor 0"),
+    "tensor-twice": (make_gguf(tensors=[gguf_tensor("w")] * 2), "tensor 'w' appears twice"),
+    "dims-0": (make_gguf(tensors=[gguf_tensor(dims=())], data=bytes(64)), "'w' has 0 dimensions"),
+    "dims-5": (make_gguf(tensors=[gguf_tensor(dims=(1,) * 5)]), "'w' has 5 dimensions"),
+    "dims-many": (make_gguf(tensors=[gguf_tensor(num_dims=2**32 - 1)]), "4294967295 dimensions"),
+    "dim-zero": (make_gguf(tensors=[gguf_tensor(dims=(2, 0))]), "impossible shape (0, 2)"),
+    "dim-huge": (make_gguf(tensors=[gguf_tensor(dims=(HUGE,))]), "impossible shape"),
+    "dim-product-wraps": (
+        make_gguf(tensors=[gguf_tensor(dims=(2**32, 2**32))], data=bytes(64)),
+        "impossible shape",
+    ),
+    "dim-beyond-file": (
+        make_gguf(tensors=[gguf_tensor(dims=(2**30,))], data=bytes(64)),
+        "takes 4294967296 bytes",
+    ),
+    "rows-of-part-blocks": (
+        make_gguf(tensors=[gguf_tensor(dims=(16, 2), kind=2)], data=bytes(64)),
+        "rows of 16 elements",
+    ),
+    "tensor-type": (make_gguf(tensors=[gguf_tensor(kind=999)]), "'w' has GGUF tensor type 999"),
+    "tensor-type-unread": (make_gguf(tensors=[gguf_tensor(kind=10)]), "GGUF tensor type 10"),
+    "offset-huge": (
+        make_gguf(tensors=[gguf_tensor(offset=2**64 - 32)], data=bytes(64)),
+        "tensor 'w' does not fit",
+    ),
+    "offset-past-end": (
+        make_gguf(tensors=[gguf_tensor(offset=64)], data=bytes(64)),
+        "tensor 'w' does not fit",
+    ),
+    "offset-unaligned": (
+        make_gguf(tensors=[gguf_tensor(offset=8)], data=bytes(64)),
+        "'w' begins at offset 8",
+    ),
+    "overlap-same": (
+        make_gguf(tensors=[gguf_tensor("a"), gguf_tensor("b")], data=bytes(64)),
+        "'b' overlaps 'a'",
+    ),
+    "overlap-partial": (
+        make_gguf(tensors=[gguf_tensor("a", (16,)), gguf_tensor("b", offset=32)], data=bytes(96)),
+        "'b' overlaps 'a'",
+    ),
+    "data-cut": (make_gguf(tensors=TWO, data=bytes(39)), "tensor 'b' does not fit"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_bad_file_is_refused_by_name_before_memory_is_taken(tmp_path, case):
+    content, message = BAD_FILES[case]
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            open_gguf(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert peak < 2 * len(content) + 200_000
+
+
+def test_good_neighbours_of_the_bad_files_open(tmp_path):
+    good = make_gguf([gguf_pair("k", 7, b"\x01")], TWO, bytes(40))
+    (tmp_path / "m.gguf").write_bytes(good)
+    assert list(open_gguf(tmp_path / "m.gguf").entries) == ["a", "b"]
+
+
+@pytest.mark.parametrize("what", ["absent", "folder"])
+def test_path_that_is_no_file_is_refused(tmp_path, what):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CheckpointError, match=what):
+        open_gguf(tmp_path / what)
