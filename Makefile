@@ -65,5 +65,5 @@ endif
 ifneq ($(UV),)
 install = uv pip install --quiet --python $(BIN)/python $(1)
 else
-install = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(1)
+install = $(BIN)/python -m pip install -qq --disable-pip-version-check $(1)
 endif

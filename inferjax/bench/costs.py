@@ -5,7 +5,8 @@ import math
 import jax
 
 from inferjax.config import ModelConfig, MoE
-from inferjax.params import MoEParams, Params, num_parameters
+from inferjax.models.params import num_parameters
+from inferjax.params import MoEParams, Params
 
 
 def weight_bytes_per_step(params: Params, config: ModelConfig, *, batch: int) -> int:

@@ -9,11 +9,10 @@ EXIT_OK, EXIT_ERROR, EXIT_INTERRUPTED = 0, 2, 130
 
 def cache_folder() -> Path:
     """Return where models and compiled programs are kept; INFERJAX_CACHE_DIR moves it."""
+    from inferjax.checkpoint.catalog import default_cache_dir
+
     chosen = os.environ.get("INFERJAX_CACHE_DIR")
-    if chosen:
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "inferjax"
+    return Path(chosen).expanduser() if chosen else default_cache_dir()
 
 
 def keep_compiled_programs() -> None:
