@@ -1,1 +1,46 @@
 """The inference engine you can jit, vmap, grad and shard."""
+
+from inferjax.config import Exec, ModelConfig
+from inferjax.errors import InferjaxError
+from inferjax.kv.cache import KVCache, init_cache
+from inferjax.runtime.arguments import raise_for_status
+from inferjax.runtime.generate import Generation, generate
+from inferjax.runtime.inputs import (
+    DecodeState,
+    StepInputs,
+    StepOutput,
+    insert,
+    make_inputs,
+    release,
+)
+from inferjax.runtime.score import activations, forward, score
+from inferjax.runtime.steps import decode, extend, prefill, verify
+from inferjax.sampling import Sampling, SamplingParams, make_sampling, sample
+
+__all__ = [
+    "DecodeState",
+    "Exec",
+    "Generation",
+    "InferjaxError",
+    "KVCache",
+    "ModelConfig",
+    "Sampling",
+    "SamplingParams",
+    "StepInputs",
+    "StepOutput",
+    "activations",
+    "decode",
+    "extend",
+    "forward",
+    "generate",
+    "init_cache",
+    "insert",
+    "make_inputs",
+    "make_sampling",
+    "prefill",
+    "raise_for_status",
+    "release",
+    "sample",
+    "score",
+    "verify",
+]

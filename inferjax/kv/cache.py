@@ -1,8 +1,9 @@
-"""The KV cache on the device: one pool of pages per cache group, and the only code that knows its layout.
+"""The KV cache on the device: one pool of pages per cache group.
 
-A pool is `[L, P, K, C, S, W]`: layer, page, key/value head, plane (keys, values), token in page, width. One
-page of one head is contiguous, which is what a kernel copies at once. Page 0 is trash: padding rows write
-there, nobody reads it, and no sequence ever owns it.
+Only this file and the kernels know a pool's layout, `[L, P, K, C, S, W]`: layer, page, key/value
+head, plane (keys, values), token in page, width. One page of one head is contiguous, which is what
+a kernel copies at once. Page 0 is trash: padding rows write there, nobody reads it, and no sequence
+ever owns it.
 """
 
 import math
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from inferjax.config import CacheGroup, Exec, ModelConfig, cache_groups
 from inferjax.errors import OutOfPages
@@ -35,8 +36,8 @@ def init_cache(
 ) -> KVCache:
     """Allocate zeroed pools of `num_pages` pages (one number per group, or one for all).
 
-    Page 0 is included in the count and never holds a sequence. `dtype` defaults to `exec.kv_dtype`,
-    then to the config's dtype.
+    Page 0 is included in the count and never holds a sequence. `dtype` defaults to
+    `exec.kv_dtype`, then to the config's dtype.
 
     Raises: OutOfPages when a pool would hold no page beside the trash page.
     """
@@ -87,13 +88,18 @@ def copy_pages(cache: KVCache, source: Int[Array, " N"], target: Int[Array, " N"
 def locate(
     block_table: Int[Array, "B M"],
     positions: Int[Array, "B T"],
-    valid: Bool[Array, "B T"],
+    *,
     page_size: int,
+    num_pages: int,
 ) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
-    """Return (page, offset in page) of each position; invalid ones land in the trash page."""
+    """Return (page, offset in page) of each position.
+
+    Negative positions, positions beyond the table and page ids outside the pool land in the trash
+    page: never in a page that belongs to somebody.
+    """
     index = positions // page_size
-    fits = valid & (index < block_table.shape[1])
-    pages = jnp.take_along_axis(block_table, index, axis=1, mode="clip")
+    pages = jnp.take_along_axis(block_table, jnp.maximum(index, 0), axis=1, mode="clip")
+    fits = (positions >= 0) & (index < block_table.shape[1]) & (pages > 0) & (pages < num_pages)
     return jnp.where(fits, pages, TRASH_PAGE), jnp.where(fits, positions % page_size, 0)
 
 

@@ -31,7 +31,7 @@ class Dense:
 class Paged:
     """New tokens are written to the cache first, then attend to their row's pages.
 
-    `lengths [B]` counts cached tokens including the new ones; `block_tables` has one [B, M] per group.
+    `lengths` counts cached tokens including the new ones; `block_tables` has one per group.
     """
 
     cache: KVCache
@@ -66,8 +66,9 @@ def attend(
     pool = context.cache.groups[group]
     table = context.block_tables[group]
     positions = context.positions
-    valid = positions >= 0
-    pages, offsets = locate(table, jnp.maximum(positions, 0), valid, page_size_of(context.cache))
+    pages, offsets = locate(
+        table, positions, page_size=page_size_of(context.cache), num_pages=pool.shape[1]
+    )
     pool = write(pool, layer, kv, pages, offsets)
     out = paged_attention(
         q,

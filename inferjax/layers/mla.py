@@ -1,7 +1,7 @@
 """Multi-head latent attention in its absorbed form: the cache holds one latent and one rotary key.
 
-Queries are mapped into the latent space, so attention is grouped-query attention with a single key head
-of width rank + rope, whose values are the first `rank` columns of its keys.
+Queries are mapped into the latent space, so this is grouped-query attention with a single key head of
+width rank + rope, whose values are the first `rank` columns of its keys.
 """
 
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def latent_attention(
     group: int,
     layer: int,
 ) -> tuple[Float[Array, "B T D"], Dense | Paged]:
-    """Compress, attend in latent space, expand; returns the context with this layer's latents in it.
+    """Compress, attend in latent space, expand; returns the context with the new latents in it.
 
     Source: DeepSeek-V2, arXiv 2405.04434, section 2.1 and appendix C.
     """

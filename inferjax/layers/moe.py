@@ -16,8 +16,8 @@ from pallas_kernels.grouped_matmul import grouped_matmul
 def moe(x: Float[Array, "B T D"], w: MoEParams, spec: MoE, tile: int) -> Float[Array, "B T D"]:
     """Mix each token's experts by their weights, summed in the order of the token's own ranking.
 
-    Rows of one expert fill tiles of `tile` rows; each tile is a matmul of the same shape wherever it
-    stands, so a token's result does not depend on which tokens share its experts.
+    Rows of one expert fill tiles of `tile` rows; each tile is a matmul of the same shape wherever
+    it stands, so a token's result does not depend on which tokens share its experts.
     """
     batch, tokens, dim = x.shape
     rows = x.reshape(batch * tokens, dim)
@@ -45,9 +45,7 @@ def route(
     if router.kind == "softmax_topk":
         top, experts = lax.top_k(logits, router.experts_per_token)
         return jax.nn.softmax(top, axis=-1) * router.scale, experts
-    scores = (
-        jax.nn.sigmoid(logits) if router.kind == "sigmoid" else jax.nn.softmax(logits, axis=-1)
-    )
+    scores = jax.nn.sigmoid(logits) if router.kind == "sigmoid" else jax.nn.softmax(logits, axis=-1)
     choice = scores if w.score_bias is None else scores + w.score_bias.astype(jnp.float32)
     if router.num_groups > 1:
         choice = _limit_groups(choice, router)

@@ -8,9 +8,7 @@ from inferjax.config import Norm
 from inferjax.params import NormParams
 
 
-def normalize(
-    x: Float[Array, "*rows D"], w: NormParams, norm: Norm
-) -> Float[Array, "*rows D"]:
+def normalize(x: Float[Array, "*rows D"], w: NormParams, norm: Norm) -> Float[Array, "*rows D"]:
     """Normalise the last axis in float32 and return x's dtype.
 
     Source: RMSNorm, arXiv 1910.07467; LayerNorm, arXiv 1607.06450.

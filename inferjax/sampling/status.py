@@ -12,3 +12,4 @@ class Status(enum.IntFlag):
     ALL_MASKED = 4
     BAD_TOKEN = 8
     OUT_OF_PAGES = 16
+    EMPTY_PROMPT = 32

@@ -1,0 +1,1 @@
+"""The compiled steps: the only folder that calls `jax.jit`."""

@@ -1,0 +1,154 @@
+"""Checks of what callers hand in: shapes always, values when they are not traced."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from inferjax.config import ModelConfig
+from inferjax.errors import (
+    InferjaxError,
+    InvalidInput,
+    InvalidSampling,
+    NonFiniteLogits,
+    OutOfPages,
+    RequestTooLong,
+    ShapeError,
+)
+from inferjax.sampling import Status
+
+PROBLEMS: dict[Status, tuple[type[InferjaxError], str, str]] = {
+    Status.EMPTY_PROMPT: (InvalidInput, "empty prompt", "give every row at least one token"),
+    Status.BAD_TOKEN: (
+        InvalidInput,
+        "token id outside the vocabulary",
+        "encode the text with this model's tokenizer",
+    ),
+    Status.OUT_OF_PAGES: (
+        OutOfPages,
+        "the block table has no valid page for a token",
+        "give the row more pages, or fewer tokens",
+    ),
+    Status.BAD_SAMPLING: (
+        InvalidSampling,
+        "a sampling value is NaN or out of range",
+        "see SamplingParams for the ranges",
+    ),
+    Status.ALL_MASKED: (
+        InvalidSampling,
+        "the constraints leave no token to draw",
+        "relax allowed ids, banned words or the token mask",
+    ),
+    Status.NAN_LOGITS: (
+        NonFiniteLogits,
+        "the model's logits are not finite",
+        "check the weights; float16 overflows in some models, try bfloat16 or float32",
+    ),
+}
+
+
+def raise_for_status(status: Any) -> None:
+    """Raise the error of the first row with a problem; return if all rows are fine."""
+    bits = np.asarray(status)
+    for row in np.flatnonzero(bits):
+        for flag, (kind, what, fix) in PROBLEMS.items():
+            if bits[row] & flag:
+                raise kind(f"row {row}: {what}", why=f"status {Status(int(bits[row]))!r}", fix=fix)
+
+
+def as_tokens(tokens: Any, config: ModelConfig) -> Int[Array, "B T"]:
+    """Return int32 tokens [B, T].
+
+    Raises: ShapeError; InvalidInput for no tokens, or for concrete ids outside the vocabulary.
+    """
+    array = tokens if isinstance(tokens, jax.Array) else np.asarray(tokens)
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.integer):
+        raise ShapeError(
+            f"tokens are {array.dtype}{list(array.shape)}",
+            why="a batch of token ids is an integer array [batch, tokens]",
+            fix="pad the prompts to one length and pass lengths=",
+        )
+    if 0 in array.shape:
+        raise InvalidInput(
+            f"tokens have shape {list(array.shape)}",
+            why="there is nothing to predict from an empty prompt",
+            fix="give every row at least one token, for example the BOS id",
+        )
+    return jnp.asarray(array, jnp.int32)
+
+
+def as_lengths(lengths: Any, tokens: Int[Array, "B T"]) -> Int[Array, " B"]:
+    """Return int32 lengths [B], all of `tokens` by default; concrete ones must be in [1, T]."""
+    batch, width = tokens.shape
+    if lengths is None:
+        return jnp.full((batch,), width, jnp.int32)
+    array = jnp.asarray(lengths, jnp.int32)
+    if array.shape not in ((), (batch,)):
+        raise ShapeError(
+            f"lengths have shape {list(array.shape)}",
+            why=f"tokens have {batch} rows",
+            fix="give one length per row",
+        )
+    array = jnp.broadcast_to(array, (batch,))
+    if is_concrete(array):
+        values = np.asarray(array)
+        if values.min() < 1 or values.max() > width:
+            raise InvalidInput(
+                f"lengths are in [{values.min()}, {values.max()}]",
+                why=f"a row has between 1 and {width} tokens",
+                fix="drop empty prompts, and pad tokens to the longest row",
+            )
+    return array
+
+
+def check_ids(tokens: Int[Array, "B T"], lengths: Int[Array, " B"], config: ModelConfig) -> None:
+    """Refuse concrete token ids outside the vocabulary (traced ones are reported by status)."""
+    if not (is_concrete(tokens) and is_concrete(lengths)):
+        return
+    ids = np.asarray(tokens)
+    live = np.arange(ids.shape[1])[None] < np.asarray(lengths)[:, None]
+    bad = np.argwhere(live & ((ids < 0) | (ids >= config.vocab_size)))
+    if len(bad):
+        row, column = bad[0]
+        raise InvalidInput(
+            f"token id {ids[row, column]} at row {row}, position {column}",
+            why=f"the vocabulary has {config.vocab_size} ids",
+            fix="encode the text with this model's tokenizer",
+        )
+
+
+def check_context(num_tokens: int, config: ModelConfig) -> None:
+    """Refuse more positions than the model was built for.
+
+    Raises: RequestTooLong.
+    """
+    if num_tokens > config.max_context:
+        raise RequestTooLong(
+            f"{num_tokens} tokens are asked for",
+            why=f"the model's context is {config.max_context} tokens",
+            fix="shorten the prompt, ask for fewer tokens, or load with a larger max_context",
+            num_tokens=num_tokens,
+            limit=config.max_context,
+        )
+
+
+def as_row_keys(key: Array, batch: int) -> Array:
+    """Return typed keys [B]: the caller's own, or one key folded with each row's index."""
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(key)
+    if key.shape == (batch,):
+        return key
+    if key.shape == ():
+        return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(batch, dtype=jnp.uint32))
+    raise ShapeError(
+        f"key has shape {list(key.shape)}",
+        why=f"there are {batch} rows",
+        fix="pass one key, or one key per row",
+    )
+
+
+def is_concrete(array: Array) -> bool:
+    """Return whether the values can be read now, without forcing a traced computation."""
+    return not isinstance(array, jax.core.Tracer) and array.is_fully_addressable

@@ -1,0 +1,301 @@
+"""`generate`: prompts in, sampled tokens out, as one pure function for the caller's own jit."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from inferjax.config import Exec, ModelConfig, cache_groups
+from inferjax.errors import InvalidInput, InvalidSampling
+from inferjax.kv.cache import KVCache, copy_pages, init_cache
+from inferjax.params import Params
+from inferjax.pytree import pytree
+from inferjax.runtime.arguments import (
+    as_lengths,
+    as_row_keys,
+    as_tokens,
+    check_context,
+    check_ids,
+)
+from inferjax.runtime.inputs import DecodeState, StepInputs, input_status
+from inferjax.runtime.passes import last_rows, logits_of, run_paged
+from inferjax.runtime.steps import decode_loop, draw
+from inferjax.sampling import (
+    Sampled,
+    SampleState,
+    Sampling,
+    SamplingParams,
+    Status,
+    make_sampling,
+    sampling_arrays,
+)
+
+
+@pytree
+class Generation:
+    """Sampled continuations: [B, T], or [B, n, T] when `num_samples` was given.
+
+    After a row's end tokens are the pad id and log-probabilities 0; `lengths` counts the stop id.
+    `logprobs` are raw and equal to `score`; `sampled_logprobs` are under the distribution drawn from.
+    `top_ids` and `top_logprobs` have a last axis of `exec.top_logprobs`. `status` is 0 for good rows.
+    """
+
+    tokens: Int[Array, "*rows T"]
+    logprobs: Float[Array, "*rows T"]
+    sampled_logprobs: Float[Array, "*rows T"]
+    lengths: Int[Array, "*rows"]
+    status: Int[Array, "*rows"]
+    top_ids: Int[Array, "*rows T n"]
+    top_logprobs: Float[Array, "*rows T n"]
+
+
+def generate(
+    params: Params,
+    config: ModelConfig,
+    tokens: Any,
+    lengths: Any = None,
+    *,
+    key: Array | None = None,
+    max_new_tokens: int,
+    sampling: Sampling | SamplingParams | None = None,
+    num_samples: int | None = None,
+    exec: Exec = Exec(),
+) -> Generation:
+    """Continue each prompt by up to `max_new_tokens` tokens.
+
+    tokens [B, S] are padded on the right, `lengths [B]` says where each prompt ends. `key` is one key
+    or one per row; a token's randomness is fold_in(fold_in(row key, sample index), position), and
+    without a key the sampling must be greedy. `sampling` defaults to greedy. With `num_samples` each
+    prompt is prefilled once and its full pages are shared by all its samples. Memory: a cache for
+    B * (S + num_samples * max_new_tokens) tokens lives inside the call.
+
+    Raises: ShapeError, InvalidInput, RequestTooLong, InvalidSampling.
+    """
+    tokens = as_tokens(tokens, config)
+    lengths = as_lengths(lengths, tokens)
+    check_ids(tokens, lengths, config)
+    if max_new_tokens < 1 or (num_samples is not None and num_samples < 1):
+        raise InvalidInput(
+            f"max_new_tokens={max_new_tokens}, num_samples={num_samples}",
+            why="both count from 1",
+            fix="ask for at least one token; leave num_samples out for one sample per prompt",
+        )
+    check_context(tokens.shape[1] + max_new_tokens, config)
+    rows = _sampling_rows(sampling, tokens.shape[0], config, key)
+    keys = as_row_keys(jax.random.key(0) if key is None else key, tokens.shape[0])
+    return _generate(
+        params,
+        tokens,
+        lengths,
+        keys,
+        rows,
+        config=config,
+        max_new_tokens=max_new_tokens,
+        num_samples=num_samples,
+        exec=exec,
+    )
+
+
+def _sampling_rows(
+    sampling: Sampling | SamplingParams | None, batch: int, config: ModelConfig, key: Array | None
+) -> Sampling:
+    if sampling is None:
+        return make_sampling(batch, temperature=0.0, eos_ids=config.eos_ids)
+    if isinstance(sampling, Sampling):
+        if key is None:
+            raise InvalidSampling(
+                "sampling without a key",
+                why="drawing tokens needs randomness, and there is no hidden state to take it from",
+                fix="pass key=jax.random.key(seed)",
+            )
+        return sampling
+    if sampling.stop or sampling.bad_words:
+        raise InvalidSampling(
+            "stop strings and bad words are text",
+            why="generate sees token ids only",
+            fix="use stop_token_ids and bad_token_ids, or the command line, which tokenizes them",
+        )
+    if key is None and sampling.temperature >= 1e-5:
+        raise InvalidSampling(
+            f"temperature={sampling.temperature} without a key",
+            why="drawing tokens needs randomness",
+            fix="pass key=jax.random.key(seed), or temperature=0",
+        )
+    return sampling_arrays([sampling] * batch, vocab_size=config.vocab_size, eos_ids=config.eos_ids)
+
+
+@jax.jit(static_argnames=("config", "max_new_tokens", "num_samples", "exec"))
+def _generate(
+    params: Params,
+    tokens: Int[Array, "B S"],
+    lengths: Int[Array, " B"],
+    keys: Array,
+    sampling: Sampling,
+    *,
+    config: ModelConfig,
+    max_new_tokens: int,
+    num_samples: int | None,
+    exec: Exec,
+) -> Generation:
+    batch, width = tokens.shape
+    cache, prompt_table = _prompt_cache(
+        params, config, batch, width, num_samples, max_new_tokens, exec
+    )
+    inputs = StepInputs(
+        tokens=tokens,
+        lengths=lengths,
+        starts=jnp.zeros_like(lengths),
+        block_tables=(prompt_table,) * len(cache_groups(config)),
+    )
+    status = input_status(inputs, cache, config.vocab_size)
+    status |= jnp.where(lengths < 1, int(Status.EMPTY_PROMPT), 0)
+    hidden, cache = prefill_chunks(params, config, cache, inputs, exec)
+    logits = logits_of(params, config, hidden, exec)
+    table = prompt_table
+    if num_samples is not None:
+        cache, table = _share_pages(cache, prompt_table, lengths, num_samples, max_new_tokens, exec)
+    state = _first_state(
+        tokens, lengths, keys, sampling, status, table, cache, num_samples, max_new_tokens
+    )
+    logits = jnp.repeat(logits, num_samples or 1, axis=0)
+    first, state = draw(logits, config, state, exec)
+    rest, state, _ = decode_loop(params, config, cache, state, max_new_tokens - 1, exec)
+    return _result(first, rest, state, status, num_samples)
+
+
+def prefill_chunks(
+    params: Params, config: ModelConfig, cache: KVCache, inputs: StepInputs, exec: Exec
+) -> tuple[Float[Array, "B D"], KVCache]:
+    """Prefill whole prompts, `exec.prefill_chunk` tokens at a time; return last hidden states.
+
+    Exact mode runs its own tiles and needs no chunks.
+    """
+    batch, width = inputs.tokens.shape
+    chunk = exec.prefill_chunk
+    if exec.exact or width <= chunk:
+        hidden, cache, _ = run_paged(params, config, cache, inputs, exec)
+        return last_rows(hidden, inputs.lengths), cache
+    num_chunks = -(-width // chunk)
+    padded = jnp.pad(inputs.tokens, ((0, 0), (0, num_chunks * chunk - width)))
+
+    def step(i: Array, carry: tuple[Array, KVCache]) -> tuple[Array, KVCache]:
+        last, cache = carry
+        part = StepInputs(
+            tokens=lax.dynamic_slice_in_dim(padded, i * chunk, chunk, axis=1),
+            lengths=jnp.clip(inputs.lengths - i * chunk, 0, chunk),
+            starts=inputs.starts + i * chunk,
+            block_tables=inputs.block_tables,
+        )
+        hidden, cache, _ = run_paged(params, config, cache, part, exec)
+        return jnp.where((part.lengths > 0)[:, None], last_rows(hidden, part.lengths), last), cache
+
+    start = jnp.zeros((batch, config.model_dim), params.embed.dtype)
+    return lax.fori_loop(0, num_chunks, step, (start, cache))
+
+
+def _prompt_cache(
+    params: Params,
+    config: ModelConfig,
+    batch: int,
+    width: int,
+    num_samples: int | None,
+    max_new_tokens: int,
+    exec: Exec,
+) -> tuple[KVCache, Int[Array, "B M"]]:
+    """Allocate pages; return the cache and the prompts' block tables."""
+    size = exec.page_size
+    tokens = width if num_samples is not None else width + max_new_tokens
+    per_row = -(-tokens // size)
+    own = 0 if num_samples is None else batch * num_samples * _own_pages(max_new_tokens, size)
+    kind = exec.kv_dtype or str(params.embed.dtype)
+    cache = init_cache(config, num_pages=1 + batch * per_row + own, exec=exec, dtype=kind)
+    return cache, 1 + jnp.arange(batch * per_row, dtype=jnp.int32).reshape(batch, per_row)
+
+
+def _own_pages(max_new_tokens: int, page_size: int) -> int:
+    """Return the pages a sample may need beyond its prompt's full pages."""
+    return -(-(max_new_tokens + page_size - 1) // page_size)
+
+
+def _share_pages(
+    cache: KVCache,
+    prompt_table: Int[Array, "B M"],
+    lengths: Int[Array, " B"],
+    num_samples: int,
+    max_new_tokens: int,
+    exec: Exec,
+) -> tuple[KVCache, Int[Array, "R M"]]:
+    """Give every sample the prompt's full pages and pages of its own, the first one a copy.
+
+    Page j of a sample is the prompt's while j < length // page_size; the prompt's last, partly filled
+    page is copied, because the samples write different tokens behind it.
+    """
+    batch, prompt_pages = prompt_table.shape
+    own_pages = _own_pages(max_new_tokens, exec.page_size)
+    full = (lengths // exec.page_size)[:, None, None]
+    sample = jnp.arange(batch * num_samples, dtype=jnp.int32).reshape(batch, num_samples, 1)
+    base = 1 + batch * prompt_pages + sample * own_pages
+    page = jnp.arange(prompt_pages + own_pages, dtype=jnp.int32)[None, None]
+    shared = jnp.take(prompt_table, jnp.minimum(page[0, 0], prompt_pages - 1), axis=1)[:, None]
+    own = base + jnp.clip(page - full, 0, own_pages - 1)
+    table = jnp.where(page < full, shared, own).reshape(batch * num_samples, -1)
+    partial = jnp.take_along_axis(prompt_table, jnp.minimum(full[:, 0], prompt_pages - 1), axis=1)
+    source = jnp.repeat(partial[:, 0], num_samples)
+    return copy_pages(cache, source, base.reshape(-1)), table
+
+
+def _first_state(
+    tokens: Array,
+    lengths: Array,
+    keys: Array,
+    sampling: Sampling,
+    status: Array,
+    table: Array,
+    cache: KVCache,
+    num_samples: int | None,
+    max_new_tokens: int,
+) -> DecodeState:
+    copies = num_samples or 1
+    spread = lambda x: jnp.repeat(x, copies, axis=0)  # noqa: E731
+    rows = tokens.shape[0] * copies
+    limit = jnp.minimum(sampling.max_tokens, max_new_tokens)
+    lengths = spread(lengths)
+    sample = SampleState(
+        key=spread(keys),
+        sample_index=jnp.tile(jnp.arange(copies, dtype=jnp.int32), tokens.shape[0]),
+        position=lengths,
+        history=spread(jnp.pad(tokens, ((0, 0), (0, max_new_tokens)))),
+        history_len=lengths,
+        prompt_len=lengths,
+    )
+    return DecodeState(
+        tokens=jnp.zeros((rows,), jnp.int32),
+        done=spread(status != 0),
+        sample=sample,
+        sampling=jax.tree.map(spread, sampling.replace(max_tokens=limit)),
+        block_tables=(table,) * len(cache.groups),
+    )
+
+
+def _result(
+    first: Sampled, rest: Sampled, state: DecodeState, status: Array, num_samples: int | None
+) -> Generation:
+    drawn = jax.tree.map(lambda a, b: jnp.concatenate([a[:, None], b], axis=1), first, rest)
+    bits = lax.reduce(drawn.status, jnp.int32(0), lax.bitwise_or, (1,))
+    bits |= jnp.repeat(status, num_samples or 1)
+    result = Generation(
+        tokens=drawn.tokens,
+        logprobs=drawn.logprobs,
+        sampled_logprobs=drawn.sampled_logprobs,
+        lengths=state.sample.history_len - state.sample.prompt_len,
+        status=bits,
+        top_ids=drawn.top_ids,
+        top_logprobs=drawn.top_logprobs,
+    )
+    if num_samples is None:
+        return result
+    return jax.tree.map(
+        lambda x: x.reshape(x.shape[0] // num_samples, num_samples, *x.shape[1:]), result
+    )

@@ -1,0 +1,108 @@
+"""What a step reads and returns, as pytrees built in one place so that dtypes never vary."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from inferjax.kv.cache import KVCache, num_pages_of, page_size_of
+from inferjax.pytree import pytree
+from inferjax.sampling import Sampling, SampleState, Status
+
+
+@pytree
+class StepInputs:
+    """New tokens of a step: row b appends `tokens[b, :lengths[b]]` after `starts[b]` cached ones.
+
+    Several rows may belong to one sequence (the same block table, consecutive starts). A length of 0
+    is padding. `block_tables` has one [B, M] of page ids per cache group.
+    """
+
+    tokens: Int[Array, "B T"]
+    lengths: Int[Array, " B"]
+    starts: Int[Array, " B"]
+    block_tables: tuple[Int[Array, "B M"], ...]
+
+
+@pytree
+class StepOutput:
+    """Values of a step with one row per sequence, `Status` bits per row, and tapped activations."""
+
+    values: Any
+    status: Int[Array, " B"]
+    taps: dict[str, Float[Array, "B T D"]] = dataclasses.field(default_factory=dict)
+
+
+@pytree
+class DecodeState:
+    """Everything that decoding carries from step to step, resident on the device.
+
+    `tokens` are the rows' newest tokens, drawn but not yet in the cache; they belong at position
+    `sample.position - 1`. Rows that are `done` compute nothing that anyone sees: they write to the
+    trash page and return padding.
+    """
+
+    tokens: Int[Array, " B"]
+    done: Bool[Array, " B"]
+    sample: SampleState
+    sampling: Sampling
+    block_tables: tuple[Int[Array, "B M"], ...]
+
+
+def make_inputs(
+    tokens: Any, *, lengths: Any = None, starts: Any = 0, block_tables: Sequence[Any]
+) -> StepInputs:
+    """Build `StepInputs` with every dtype fixed; `lengths` defaults to all of `tokens`."""
+    tokens = jnp.asarray(tokens, jnp.int32)
+    batch, width = tokens.shape
+    lengths = jnp.asarray(width if lengths is None else lengths, jnp.int32)
+    return StepInputs(
+        tokens=tokens,
+        lengths=jnp.broadcast_to(lengths, (batch,)),
+        starts=jnp.broadcast_to(jnp.asarray(starts, jnp.int32), (batch,)),
+        block_tables=tuple(jnp.asarray(t, jnp.int32) for t in block_tables),
+    )
+
+
+def positions_of(inputs: StepInputs) -> Int[Array, "B T"]:
+    """Return the position of every new token, -1 at padding."""
+    offset = jnp.arange(inputs.tokens.shape[1], dtype=jnp.int32)[None]
+    return jnp.where(offset < inputs.lengths[:, None], inputs.starts[:, None] + offset, -1)
+
+
+def input_status(inputs: StepInputs, cache: KVCache, vocab_size: int) -> Int[Array, " B"]:
+    """Return the bits of rows whose tokens or pages are out of range."""
+    live = positions_of(inputs) >= 0
+    wrong = live & ((inputs.tokens < 0) | (inputs.tokens >= vocab_size))
+    status = jnp.where(jnp.any(wrong, axis=1), int(Status.BAD_TOKEN), 0)
+    total = inputs.starts + inputs.lengths
+    lost = page_faults(total, inputs.block_tables, cache) & (inputs.lengths > 0)
+    return status | jnp.where(lost, int(Status.OUT_OF_PAGES), 0)
+
+
+def page_faults(
+    total: Int[Array, " B"], block_tables: tuple[Int[Array, "B M"], ...], cache: KVCache
+) -> Bool[Array, " B"]:
+    """Return which rows lack a valid page for one of their first `total` tokens."""
+    size = page_size_of(cache)
+    fault = jnp.zeros(total.shape, jnp.bool_)
+    for table, num_pages in zip(block_tables, num_pages_of(cache), strict=True):
+        needed = jnp.arange(table.shape[1], dtype=jnp.int32)[None] * size < total[:, None]
+        # A page outside the pool; the trash page is fine where a window has left tokens behind.
+        bad = needed & ((table < 0) | (table >= num_pages))
+        fault |= jnp.any(bad, axis=1) | (total > table.shape[1] * size)
+    return fault
+
+
+def insert(state: DecodeState, slots: Int[Array, " n"], rows: DecodeState) -> DecodeState:
+    """Place `rows` into the given slots; the shapes beyond the batch axis must agree."""
+    return jax.tree.map(lambda full, new: full.at[slots].set(new, mode="drop"), state, rows)
+
+
+def release(state: DecodeState, slots: Int[Array, " n"]) -> DecodeState:
+    """Free slots: their rows stop, and their tables point at the trash page."""
+    tables = tuple(t.at[slots].set(0, mode="drop") for t in state.block_tables)
+    return state.replace(done=state.done.at[slots].set(True, mode="drop"), block_tables=tables)

@@ -1,0 +1,155 @@
+"""Functions of whole sequences: logits, log-probabilities, activations."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from inferjax.config import Exec, ModelConfig, cache_groups
+from inferjax.errors import InvalidInput
+from inferjax.kv.cache import KVCache, init_cache
+from inferjax.layers.context import Dense
+from inferjax.models.decoder import Taps, run_layers, tap_names
+from inferjax.params import Params
+from inferjax.runtime.arguments import as_lengths, as_tokens, check_context, check_ids
+from inferjax.runtime.inputs import make_inputs
+from inferjax.runtime.passes import logits_of, logprobs_of, run_paged
+
+
+def forward(
+    params: Params, config: ModelConfig, tokens: Any, lengths: Any = None, *, exec: Exec = Exec()
+) -> Float[Array, "B S V"]:
+    """Return float32 logits of every position, without keeping a cache.
+
+    Positions beyond a row's length hold no meaning. Differentiable, except in exact mode.
+
+    Raises: ShapeError, InvalidInput, RequestTooLong.
+    """
+    tokens, lengths = _checked(config, tokens, lengths)
+    return _forward(params, tokens, lengths, config=config, exec=exec)
+
+
+def score(
+    params: Params, config: ModelConfig, tokens: Any, lengths: Any = None, *, exec: Exec = Exec()
+) -> Float[Array, "B N"]:
+    """Return the log-probability of each token given those before it: [B, S-1], float32.
+
+    Column t is for token t+1; columns beyond a row's length are 0. Logits exist for
+    `exec.score_chunk` positions at a time. Differentiable with respect to params; in exact mode it
+    takes the paged path, equals what generation reported bit for bit, and is not.
+
+    Raises: ShapeError, InvalidInput, RequestTooLong.
+    """
+    tokens, lengths = _checked(config, tokens, lengths)
+    return _score(params, tokens, lengths, config=config, exec=exec)
+
+
+def activations(
+    params: Params,
+    config: ModelConfig,
+    tokens: Any,
+    lengths: Any = None,
+    *,
+    taps: tuple[str, ...],
+    exec: Exec = Exec(),
+) -> Taps:
+    """Return named activations [B, S, D] of a forward pass: "embed", "layers.<i>", "final".
+
+    Raises: InvalidInput for an unknown name; ShapeError, RequestTooLong.
+    """
+    unknown = sorted(set(taps) - set(tap_names(config)))
+    if unknown:
+        raise InvalidInput(
+            f"unknown tap {unknown[0]!r}",
+            why=f"this model has {', '.join(tap_names(config))}",
+            fix="name one of these",
+        )
+    tokens, lengths = _checked(config, tokens, lengths)
+    return _activations(params, tokens, lengths, config=config, exec=exec, taps=taps)
+
+
+def _checked(config: ModelConfig, tokens: Any, lengths: Any) -> tuple[Array, Array]:
+    tokens = as_tokens(tokens, config)
+    lengths = as_lengths(lengths, tokens)
+    check_ids(tokens, lengths, config)
+    check_context(tokens.shape[1], config)
+    return tokens, lengths
+
+
+@jax.jit(static_argnames=("config", "exec"))
+def _forward(params: Params, tokens: Array, lengths: Array, *, config: ModelConfig, exec: Exec):
+    hidden, _ = _hidden(params, config, tokens, lengths, exec)
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    logits = logits_of(params, config, flat, exec)
+    return logits.reshape(*tokens.shape, -1)
+
+
+@jax.jit(static_argnames=("config", "exec", "taps"))
+def _activations(params, tokens, lengths, *, config, exec, taps):
+    return _hidden(params, config, tokens, lengths, exec, taps)[1]
+
+
+@jax.jit(static_argnames=("config", "exec"))
+def _score(params: Params, tokens: Array, lengths: Array, *, config: ModelConfig, exec: Exec):
+    hidden, _ = _hidden(params, config, tokens, lengths, exec)
+    values = next_logprobs(params, config, hidden, tokens, exec)
+    known = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
+    return jnp.where(known, values, 0.0)
+
+
+def next_logprobs(
+    params: Params,
+    config: ModelConfig,
+    hidden: Float[Array, "B S D"],
+    tokens: Int[Array, "B S"],
+    exec: Exec,
+) -> Float[Array, "B N"]:
+    """Return the log-probability of tokens[:, 1:], a chunk of rows at a time."""
+    batch, width, dim = hidden.shape
+    rows = hidden[:, :-1].reshape(-1, dim)
+    targets = tokens[:, 1:].reshape(-1)
+    chunk = min(exec.score_chunk * batch, max(rows.shape[0], 1))
+    num_chunks = -(-rows.shape[0] // chunk)
+    pad = num_chunks * chunk - rows.shape[0]
+    rows = jnp.pad(rows, ((0, pad), (0, 0))).reshape(num_chunks, chunk, dim)
+    targets = jnp.pad(targets, (0, pad)).reshape(num_chunks, chunk)
+
+    def one(args: tuple[Array, Array]) -> Array:
+        logits = logits_of(params, config, args[0], exec)
+        return logprobs_of(logits, args[1], exec)
+
+    step = one if exec.exact else jax.checkpoint(one)
+    values = lax.map(step, (rows, targets)).reshape(-1)
+    return values[: batch * (width - 1)].reshape(batch, width - 1)
+
+
+def _hidden(
+    params: Params,
+    config: ModelConfig,
+    tokens: Int[Array, "B S"],
+    lengths: Int[Array, " B"],
+    exec: Exec,
+    taps: tuple[str, ...] = (),
+) -> tuple[Float[Array, "B S D"], Taps]:
+    if exec.exact:
+        cache, tables = scratch_cache(params, config, *tokens.shape, exec)
+        inputs = make_inputs(tokens, lengths=lengths, block_tables=tables)
+        hidden, _, seen = run_paged(params, config, cache, inputs, exec, taps)
+        return hidden, seen
+    offset = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    context = Dense(positions=jnp.where(offset < lengths[:, None], offset, -1))
+    hidden, _, seen = run_layers(params, config, tokens, context, moe_tile=exec.tile, taps=taps)
+    return hidden, seen
+
+
+def scratch_cache(
+    params: Params, config: ModelConfig, batch: int, width: int, exec: Exec
+) -> tuple[KVCache, tuple[Int[Array, "B M"], ...]]:
+    """Return a cache just large enough for [batch, width] tokens, and its block tables."""
+    per_row = -(-width // exec.page_size)
+    kind = exec.kv_dtype or str(params.embed.dtype)
+    cache = init_cache(config, num_pages=1 + batch * per_row, exec=exec, dtype=kind)
+    table = 1 + jnp.arange(batch * per_row, dtype=jnp.int32).reshape(batch, per_row)
+    return cache, (table,) * len(cache_groups(config))

@@ -1,0 +1,251 @@
+"""The steps over a paged cache: extend rows by given tokens, or decode tokens of their own."""
+
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
+
+from inferjax.config import Exec, ModelConfig
+from inferjax.errors import InvalidInput, ShapeError
+from inferjax.kv.cache import KVCache
+from inferjax.models.decoder import tap_names
+from inferjax.params import Params
+from inferjax.runtime.inputs import (
+    DecodeState,
+    StepInputs,
+    StepOutput,
+    input_status,
+    page_faults,
+)
+from inferjax.runtime.passes import last_rows, logits_of, run_paged, sample_rows
+from inferjax.runtime.score import next_logprobs
+from inferjax.sampling import NO_LIMIT, Sampled, SampleState, Status, stopped
+from inferjax.unbatched import any_row
+
+Outputs = Literal["last", "all", "logprobs"]
+
+
+def extend(
+    params: Params,
+    config: ModelConfig,
+    cache: KVCache,
+    inputs: StepInputs,
+    *,
+    outputs: Outputs = "last",
+    taps: tuple[str, ...] = (),
+    exec: Exec = Exec(),
+) -> tuple[StepOutput, KVCache]:
+    """Append new tokens to rows of the cache; prefill, chunked prefill and verification are this.
+
+    `values` are float32 logits after each row's last token [B, V] ("last") or after every token
+    [B, T, V] ("all"), or the log-probability of each token's successor within the row [B, T], 0 where
+    there is none ("logprobs"). The cache is donated. A row whose tokens or pages are out of range
+    says so in `status` and touches no page but its own.
+
+    Raises: ShapeError, InvalidInput.
+    """
+    _check_step(config, cache, inputs.block_tables)
+    if outputs not in ("last", "all", "logprobs"):
+        raise InvalidInput(f"outputs={outputs!r}", fix='use "last", "all" or "logprobs"')
+    if not set(taps) <= set(tap_names(config)):
+        raise InvalidInput(f"taps={taps!r}", fix=f"name some of {', '.join(tap_names(config))}")
+    return _extend(params, cache, inputs, config=config, outputs=outputs, taps=taps, exec=exec)
+
+
+prefill = functools.partial(extend, outputs="last")
+verify = functools.partial(extend, outputs="all")
+
+
+def decode(
+    params: Params,
+    config: ModelConfig,
+    cache: KVCache,
+    state: DecodeState,
+    *,
+    steps: int,
+    exec: Exec = Exec(),
+) -> tuple[StepOutput, DecodeState, KVCache]:
+    """Draw up to `steps` tokens per row in one dispatch.
+
+    `values` is a `Sampled` of [B, steps] arrays; after a row's end its tokens are the pad id and its
+    log-probabilities 0. A row ends by a stop id, by `max_tokens`, or by a problem named in `status`.
+    When all rows are done the remaining steps cost nothing. Cache and state are donated.
+
+    Raises: ShapeError, InvalidInput.
+    """
+    _check_step(config, cache, state.block_tables)
+    if steps < 1:
+        raise InvalidInput(f"steps={steps}", fix="decode at least one token")
+    return _decode(params, cache, state, config=config, steps=steps, exec=exec)
+
+
+@jax.jit(static_argnames=("config", "outputs", "taps", "exec"), donate_argnames=("cache",))
+def _extend(
+    params: Params,
+    cache: KVCache,
+    inputs: StepInputs,
+    *,
+    config: ModelConfig,
+    outputs: Outputs,
+    taps: tuple[str, ...],
+    exec: Exec,
+) -> tuple[StepOutput, KVCache]:
+    status = input_status(inputs, cache, config.vocab_size)
+    hidden, cache, seen = run_paged(params, config, cache, inputs, exec, taps)
+    live = inputs.lengths > 0
+    match outputs:
+        case "logprobs":
+            values = _successor_logprobs(params, config, hidden, inputs, exec)
+            broken = jnp.any(~jnp.isfinite(values), axis=1)
+        case "last":
+            values = logits_of(params, config, last_rows(hidden, inputs.lengths), exec)
+            broken = ~jnp.isfinite(jnp.max(values, axis=1))
+        case "all":
+            flat = logits_of(params, config, hidden.reshape(-1, hidden.shape[-1]), exec)
+            values = flat.reshape(*hidden.shape[:2], -1)
+            last = jnp.max(last_rows(values, inputs.lengths), axis=1)
+            broken = ~jnp.isfinite(last)
+    status |= jnp.where(broken & live, int(Status.NAN_LOGITS), 0)
+    return StepOutput(values=values, status=status, taps=seen), cache
+
+
+def _successor_logprobs(
+    params: Params, config: ModelConfig, hidden: Array, inputs: StepInputs, exec: Exec
+) -> Array:
+    values = next_logprobs(params, config, hidden, inputs.tokens, exec)
+    values = jnp.pad(values, ((0, 0), (0, 1)))
+    known = jnp.arange(1, values.shape[1] + 1, dtype=jnp.int32)[None] < inputs.lengths[:, None]
+    return jnp.where(known, values, 0.0)
+
+
+@jax.jit(static_argnames=("config", "steps", "exec"), donate_argnames=("cache", "state"))
+def _decode(
+    params: Params,
+    cache: KVCache,
+    state: DecodeState,
+    *,
+    config: ModelConfig,
+    steps: int,
+    exec: Exec,
+) -> tuple[StepOutput, DecodeState, KVCache]:
+    drawn, state, cache = decode_loop(params, config, cache, state, steps, exec)
+    status = functools.reduce(jnp.bitwise_or, [drawn.status[:, i] for i in range(steps)])
+    return StepOutput(values=drawn, status=status), state, cache
+
+
+def decode_loop(
+    params: Params,
+    config: ModelConfig,
+    cache: KVCache,
+    state: DecodeState,
+    steps: int,
+    exec: Exec,
+) -> tuple[Sampled, DecodeState, KVCache]:
+    """Run decode steps until all rows are done, at most `steps`; outputs are [B, steps].
+
+    A `while_loop` whose predicate no `vmap` can batch, instead of a scan with a cond inside: the
+    cache never passes through a branch, and the steps that are not needed do not run.
+    """
+    outputs = _empty_outputs(state, steps, config, exec)
+    if steps == 0:
+        return outputs, state, cache
+
+    def more(carry: tuple[Array, Any, DecodeState, KVCache]) -> Array:
+        return (carry[0] < steps) & any_row(~carry[2].done)
+
+    def step(carry: tuple[Array, Any, DecodeState, KVCache]):
+        i, outputs, state, cache = carry
+        drawn, state, cache = decode_step(params, config, cache, state, exec)
+        put = lambda out, new: lax.dynamic_update_index_in_dim(out, new, i, 1)  # noqa: E731
+        return i + 1, jax.tree.map(put, outputs, drawn), state, cache
+
+    _, outputs, state, cache = lax.while_loop(more, step, (jnp.int32(0), outputs, state, cache))
+    return outputs, state, cache
+
+
+def decode_step(
+    params: Params, config: ModelConfig, cache: KVCache, state: DecodeState, exec: Exec
+) -> tuple[Sampled, DecodeState, KVCache]:
+    """Put every live row's newest token into the cache and draw the next one."""
+    live = ~state.done
+    inputs = StepInputs(
+        tokens=state.tokens[:, None],
+        lengths=live.astype(jnp.int32),
+        starts=state.sample.position - 1,
+        block_tables=state.block_tables,
+    )
+    faults = page_faults(state.sample.position, state.block_tables, cache)
+    hidden, cache, _ = run_paged(params, config, cache, inputs, exec)
+    logits = logits_of(params, config, hidden[:, 0], exec)
+    drawn, state = draw(logits, config, state, exec)
+    lost = jnp.where(faults & live, int(Status.OUT_OF_PAGES), 0)
+    drawn = drawn.replace(status=drawn.status | lost)
+    return drawn, state.replace(done=state.done | (faults & live)), cache
+
+
+def draw(
+    logits: Array, config: ModelConfig, state: DecodeState, exec: Exec
+) -> tuple[Sampled, DecodeState]:
+    """Draw each live row's next token from its logits and move the row on by one."""
+    live = ~state.done
+    drawn = _hide_dead(sample_rows(logits, state.sampling, state.sample, exec), live, config)
+    sample = _advance(state.sample, drawn.tokens, live)
+    count = sample.history_len - sample.prompt_len
+    ended = stopped(drawn.tokens, state.sampling, count) | (count >= state.sampling.max_tokens)
+    return drawn, state.replace(
+        tokens=jnp.where(live, drawn.tokens, state.tokens),
+        done=state.done | ended | (drawn.status != 0),
+        sample=sample,
+    )
+
+
+def _advance(sample: SampleState, tokens: Int[Array, " B"], live: Array) -> SampleState:
+    rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    slot = jnp.where(live, sample.history_len, NO_LIMIT)
+    one = live.astype(jnp.int32)
+    return sample.replace(
+        position=sample.position + one,
+        history=sample.history.at[rows, slot].set(tokens, mode="drop"),
+        history_len=sample.history_len + one,
+    )
+
+
+def pad_id(config: ModelConfig) -> int:
+    """Return the id that fills rows after their end."""
+    return config.pad_id if config.pad_id is not None and config.pad_id >= 0 else 0
+
+
+def _hide_dead(drawn: Sampled, live: Array, config: ModelConfig) -> Sampled:
+    return drawn.replace(
+        tokens=jnp.where(live, drawn.tokens, pad_id(config)),
+        logprobs=jnp.where(live, drawn.logprobs, 0.0),
+        sampled_logprobs=jnp.where(live, drawn.sampled_logprobs, 0.0),
+        top_ids=jnp.where(live[:, None], drawn.top_ids, pad_id(config)),
+        top_logprobs=jnp.where(live[:, None], drawn.top_logprobs, 0.0),
+        status=jnp.where(live, drawn.status, 0),
+    )
+
+
+def _empty_outputs(state: DecodeState, steps: int, config: ModelConfig, exec: Exec) -> Sampled:
+    batch, top = state.tokens.shape[0], exec.top_logprobs
+    return Sampled(
+        tokens=jnp.full((batch, steps), pad_id(config), jnp.int32),
+        logprobs=jnp.zeros((batch, steps), jnp.float32),
+        sampled_logprobs=jnp.zeros((batch, steps), jnp.float32),
+        top_ids=jnp.full((batch, steps, top), pad_id(config), jnp.int32),
+        top_logprobs=jnp.zeros((batch, steps, top), jnp.float32),
+        status=jnp.zeros((batch, steps), jnp.int32),
+    )
+
+
+def _check_step(config: ModelConfig, cache: KVCache, tables: tuple[Any, ...]) -> None:
+    wanted = 1 + max(spec.group for spec in config.layers)
+    if len(cache.groups) != wanted or len(tables) != wanted:
+        raise ShapeError(
+            f"{len(cache.groups)} page pools and {len(tables)} block tables",
+            why=f"the model's layers use {wanted} cache groups",
+            fix="make the cache with init_cache(config, ...) and give one table per group",
+        )
