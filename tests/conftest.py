@@ -11,7 +11,7 @@ os.environ["XLA_FLAGS"] = (
 # Before inferjax is imported anywhere: every annotated array shape is checked at run time.
 from jaxtyping import install_import_hook
 
-install_import_hook(["inferjax", "pallas_kernels"], "beartype.beartype")
+install_import_hook(["inferjax", "pallas_kernels"], "typechecker.check")
 
 from pathlib import Path  # noqa: E402
 

@@ -4,7 +4,8 @@ import math
 
 import jax
 
-from inferjax.config import ModelConfig, MoE
+from inferjax.config import ModelConfig, MoE, cache_groups
+from inferjax.kv.cache import KVCache
 from inferjax.models.params import num_parameters
 from inferjax.params import MoEParams, Params
 
@@ -23,6 +24,16 @@ def weight_bytes_per_step(params: Params, config: ModelConfig, *, batch: int) ->
     for spec, layer in zip(config.layers, params.layers, strict=True):
         if isinstance(spec.ffn, MoE) and isinstance(layer.ffn, MoEParams):
             total -= round(_expert_bytes(layer.ffn) * (1 - _experts_hit(spec.ffn, batch)))
+    return total
+
+
+def kv_bytes_per_step(cache: KVCache, config: ModelConfig, context: int) -> int:
+    """Return the bytes of keys and values that one sequence's next token attends to."""
+    total = 0
+    for group, pool in zip(cache_groups(config), cache.groups, strict=True):
+        seen = context if group.window is None else min(context, group.window)
+        num_layers, _, num_heads, planes, _, width = pool.shape
+        total += num_layers * num_heads * planes * width * seen * pool.dtype.itemsize
     return total
 
 
