@@ -17,7 +17,8 @@ class Rope:
 
     `dim` counts the rotated leading dimensions of a head. `scaling` names the rule that bends the
     frequencies; the rule's numbers are the optional fields below. Rules that Hugging Face recomputes
-    per call ("dynamic", "longrope") are fixed once from `max_context`.
+    per call ("dynamic", "longrope") are fixed once from `max_context`. `interleaved` is a fact of the
+    checkpoint only: it pairs neighbouring dimensions, which the loader moves half a head apart.
     """
 
     theta: float
@@ -36,6 +37,7 @@ class Rope:
     truncate: bool = True
     long_factor: tuple[float, ...] = ()
     short_factor: tuple[float, ...] = ()
+    interleaved: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

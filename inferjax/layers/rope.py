@@ -1,7 +1,8 @@
 """Rotary position embedding: the frequencies of every scaling rule, and the rotation.
 
-Source: RoFormer, arXiv 2104.09864; YaRN, arXiv 2309.00071; LongRoPE, arXiv 2402.13753. The rules' details
-follow Hugging Face transformers (modeling_rope_utils), whose float32 order of operations is kept.
+Source: RoFormer, arXiv 2104.09864; YaRN, arXiv 2309.00071; LongRoPE, arXiv 2402.13753. The rules'
+details follow Hugging Face transformers (modeling_rope_utils), whose float32 order of operations is
+kept.
 """
 
 import math
@@ -19,7 +20,7 @@ def apply_rope(
     """Rotate the first `rope.dim` dimensions of every head by its token's position.
 
     Dimension i is paired with i + dim/2. Angles and products are float32: at position 2**17 the
-    fastest pair's angle is good to 0.008 rad, as it is in Hugging Face. The result has x's dtype.
+    angle of a fast pair is good to 0.008 rad, as in Hugging Face. The result has x's dtype.
     """
     frequencies, scale = inverse_frequencies(rope)
     angles = positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies)[None, None]
@@ -38,8 +39,8 @@ def apply_rope(
 def inverse_frequencies(rope: Rope) -> tuple[Float32[np.ndarray, " half"], float]:
     """Return the angle per position of every pair, and the factor on cos and sin.
 
-    "dynamic" and "longrope", which Hugging Face recomputes whenever a longer sequence arrives, are fixed
-    at `max_context`: a token's rotation then never depends on how long its sequence has become.
+    "dynamic" and "longrope", which Hugging Face recomputes whenever a longer sequence arrives, are
+    fixed at `max_context`: a token's rotation never depends on how long its sequence has become.
     """
     match rope.scaling:
         case "none":
@@ -71,14 +72,14 @@ def _plain(theta: float, dim: int) -> Float32[np.ndarray, " half"]:
 
 
 def _stretched_theta(rope: Rope) -> float:
-    """Return the base that NTK scaling needs to reach `max_context`; unchanged up to the original."""
+    """Return the base that reaches `max_context`; unchanged up to the original context."""
     longest = max(rope.max_context, rope.original_context)
     stretch = rope.factor * longest / rope.original_context - (rope.factor - 1.0)
     return rope.theta * stretch ** (rope.dim / (rope.dim - 2))
 
 
 def _llama3(rope: Rope) -> Float32[np.ndarray, " half"]:
-    """Divide slow pairs by the factor, keep fast ones, blend those whose wavelength lies between."""
+    """Divide slow pairs by the factor, keep fast ones, blend those that lie between."""
     plain = _plain(rope.theta, rope.dim)
     low, high = rope.low_freq_factor, rope.high_freq_factor
     turns = np.float32(rope.original_context) / (np.float32(2 * math.pi) / plain)
@@ -87,7 +88,7 @@ def _llama3(rope: Rope) -> Float32[np.ndarray, " half"]:
 
 
 def _yarn(rope: Rope) -> Float32[np.ndarray, " half"]:
-    """Blend interpolated and plain frequencies by how often a pair turns in the original context."""
+    """Blend stretched and plain frequencies by how often a pair turns in the old context."""
     powers = _powers(rope.theta, rope.dim)
     plain = np.float32(1.0) / powers
     stretched = np.float32(1.0) / (np.float32(rope.factor) * powers)

@@ -23,11 +23,15 @@ from inferjax.params import (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """One weight before it exists: its shape, the logical name of each axis, how random ones look."""
+    """One weight before it exists: its shape, its axes' logical names, how random ones look.
+
+    `dtype` is given only for a weight that is never rounded to the model's dtype.
+    """
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     init: str = "normal"
+    dtype: str | None = None
 
 
 def param_spec(config: ModelConfig) -> Params:
@@ -45,14 +49,18 @@ def param_spec(config: ModelConfig) -> Params:
 
 def abstract_params(config: ModelConfig, dtype: str | None = None) -> Params:
     """Return the weights as `jax.ShapeDtypeStruct`, for compiling without having them."""
-    return _map_spec(lambda s: jax.ShapeDtypeStruct(s.shape, dtype or config.dtype), config)
+    return _map_spec(
+        lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype or dtype or config.dtype), config
+    )
 
 
 def random_params(config: ModelConfig, key: jax.Array, dtype: str | None = None) -> Params:
     """Draw weights of a trained model's scale: normal(0, 1/sqrt(fan_in)), norms near one."""
     specs, treedef = jax.tree.flatten(param_spec(config), is_leaf=_is_spec)
     keys = jax.random.split(key, len(specs))
-    leaves = [_draw(s, k, dtype or config.dtype) for s, k in zip(specs, keys, strict=True)]
+    leaves = [
+        _draw(s, k, s.dtype or dtype or config.dtype) for s, k in zip(specs, keys, strict=True)
+    ]
     return jax.tree.unflatten(treedef, leaves)
 
 
@@ -82,8 +90,13 @@ def _draw(spec: ArraySpec, key: jax.Array, dtype: str) -> Array:
     return values.astype(dtype)
 
 
-def _spec(shape: tuple[int, ...], axes: tuple[str | None, ...], init: str = "normal") -> Any:
-    return ArraySpec(shape, axes, init)
+def _spec(
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    init: str = "normal",
+    dtype: str | None = None,
+) -> Any:
+    return ArraySpec(shape, axes, init, dtype)
 
 
 def _norm_spec(norm: Norm, dim: int, axis: str | None = "model") -> Any:
@@ -158,7 +171,8 @@ def _moe_spec(m: MoE, dim: int) -> MoEParams:
     return MoEParams(
         router=_spec((dim, experts), ("model", None)),
         router_bias=_spec((experts,), (None,), "zeros") if m.router.bias else None,
-        score_bias=_spec((experts,), (None,), "zeros") if m.router.score_bias else None,
+        # Its steps are too small for bfloat16 beside scores near one: rounding changes the choice.
+        score_bias=_spec((experts,), (None,), "zeros", "float32") if m.router.score_bias else None,
         w_in=_spec((experts, dim, 2, ffn), ("experts", "model", None, "ffn")),
         w_down=_spec((experts, ffn, dim), ("experts", "ffn", "model")),
         b_in=_spec((experts, 2, ffn), ("experts", None, "ffn"), "zeros") if m.bias else None,

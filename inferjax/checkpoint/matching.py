@@ -1,0 +1,150 @@
+"""Matches a checkpoint's tensors with its config, before any of them is read."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
+import numpy as np
+
+from inferjax.checkpoint.opened import Checkpoint
+from inferjax.checkpoint.tensor_file import quoted
+from inferjax.config import ModelConfig
+from inferjax.errors import CheckpointError
+from inferjax.models.family import Transform, skips_tensor
+from inferjax.models.params import ArraySpec, num_parameters, param_spec
+from inferjax.models.sources import Source
+
+_MAX_LISTED = 8
+_HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+    """One weight to be: what to read under which names, how to build it, and what it becomes."""
+
+    reads: tuple[tuple[str, Transform | None], ...]
+    build: Callable[..., Any]
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the weight in its final dtype."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclasses.dataclass(slots=True)
+class _Problems:
+    """Everything that is wrong, so that one error can tell all of it."""
+
+    missing: list[str] = dataclasses.field(default_factory=list)
+    misshapen: list[str] = dataclasses.field(default_factory=list)
+    unexpected: list[str] = dataclasses.field(default_factory=list)
+
+
+def match_tensors(checkpoint: Checkpoint, config: ModelConfig) -> tuple[list[Leaf], Any]:
+    """Return the weights to read and the tree that they form.
+
+    Raises: CheckpointError with all missing, misshapen and unexpected tensors.
+    """
+    _check_size(checkpoint, config)
+    specs, treedef = jax.tree.flatten(
+        param_spec(config), is_leaf=lambda node: isinstance(node, ArraySpec)
+    )
+    sources = treedef.flatten_up_to(checkpoint.family.weights(config))
+    problems, used = _Problems(), set()
+    stored = checkpoint.file.entries
+    leaves = []
+    for spec, source in zip(specs, sources, strict=True):
+        reads = _check_source(checkpoint, config, source, problems)
+        used.update(name for name, _ in reads)
+        leaves.append(Leaf(reads, source.build, spec.shape, spec.dtype or config.dtype))
+    problems.unexpected += [
+        name for name in stored if name not in used and not _is_known(checkpoint, name, config)
+    ]
+    _report(checkpoint, problems)
+    _check_tied(checkpoint, config)
+    return leaves, treedef
+
+
+def _check_size(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """Refuse a config far larger than the file before the config's size costs time and memory."""
+    entries = checkpoint.file.entries
+    stored = sum(math.prod(entry.shape) for entry in entries.values())
+    wanted = num_parameters(config)
+    if wanted > 4 * stored or config.num_layers > len(entries):
+        raise CheckpointError(
+            f"{checkpoint.path} holds {stored} weights in {len(entries)} tensors",
+            why=f"its config calls for {wanted} weights in {config.num_layers} layers",
+            fix="the config belongs to another model, or most of the files are missing",
+        )
+
+
+def _check_source(
+    checkpoint: Checkpoint, config: ModelConfig, source: Source, problems: _Problems
+) -> tuple[tuple[str, Transform | None], ...]:
+    """Return where a weight's tensors are; note those that are missing or of another shape."""
+    reads = []
+    for tensor in source.tensors:
+        name, transform = checkpoint.stored(tensor.name, config)
+        reads.append((name, transform))
+        entry = checkpoint.file.entries.get(name)
+        if entry is None:
+            problems.missing.append(name)
+        elif entry.shape != tensor.shape:
+            problems.misshapen.append(f"{quoted(name)} is {entry.shape}, expected {tensor.shape}")
+    return tuple(reads)
+
+
+def _is_known(checkpoint: Checkpoint, name: str, config: ModelConfig) -> bool:
+    """Tell whether a tensor that no weight is made of is known to be superfluous."""
+    if checkpoint.is_gguf:
+        gguf = checkpoint.family.gguf
+        return gguf is not None and name in gguf.ignored_tensors
+    prefix = checkpoint.family.base_prefix
+    full = name if name.startswith((prefix, "lm_head.")) else prefix + name
+    return (full == _HEAD and config.tied) or skips_tensor(checkpoint.family, full, config)
+
+
+def _check_tied(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """Accept a head beside tied embeddings only as their copy: which of two to use is unclear."""
+    if checkpoint.is_gguf or not config.tied or _HEAD not in checkpoint.file.entries:
+        return
+    embed = checkpoint.family.weights(config).embed
+    assert isinstance(embed, Source)
+    name = checkpoint.stored(embed.tensors[0].name, config)[0]
+    head = checkpoint.read(_HEAD)
+    if head.shape != embed.tensors[0].shape or not np.array_equal(head, checkpoint.read(name)):
+        raise CheckpointError(
+            f"{checkpoint.path}: {_HEAD} differs from {name}",
+            why="config.json says tie_word_embeddings is true, which makes them one tensor",
+            fix="set tie_word_embeddings to false to use the head, or remove the head",
+        )
+
+
+def _report(checkpoint: Checkpoint, problems: _Problems) -> None:
+    found: Mapping[str, list[str]] = {
+        "missing": [quoted(name) for name in problems.missing],
+        "of another shape": problems.misshapen,
+        "unexpected": [quoted(name) for name in problems.unexpected],
+    }
+    if not any(found.values()):
+        return
+    raise CheckpointError(
+        f"{checkpoint.path} does not hold the weights that its config calls for",
+        why="; ".join(
+            f"{len(items)} {kind}: {_listed(items)}" for kind, items in found.items() if items
+        ),
+        fix="check that config.json and the weights are of one model, and that all files are there",
+        missing=problems.missing,
+        misshapen=problems.misshapen,
+        unexpected=problems.unexpected,
+    )
+
+
+def _listed(items: list[str]) -> str:
+    more = f" and {len(items) - _MAX_LISTED} more" if len(items) > _MAX_LISTED else ""
+    return ", ".join(items[:_MAX_LISTED]) + more

@@ -1,0 +1,144 @@
+"""Finds a model and opens it: its tensors, its config and its family, whatever the format."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from jaxtyping import Shaped
+
+from inferjax.checkpoint.catalog import default_cache_dir, fetch, load_catalog
+from inferjax.checkpoint.gguf import open_gguf
+from inferjax.checkpoint.safetensors import open_safetensors
+from inferjax.checkpoint.tensor_file import TensorFile
+from inferjax.config import ModelConfig
+from inferjax.errors import CheckpointError
+from inferjax.models.family import Family, Transform, read_config
+from inferjax.models.registry import family_for, gguf_family_for
+
+CONFIG_NAME = "config.json"
+MAX_CONFIG_BYTES = 16 * 2**20  # labels of classification heads can take megabytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """An open model: `raw` is its config in Hugging Face's form, also for GGUF."""
+
+    path: Path
+    file: TensorFile
+    family: Family
+    raw: Mapping[str, Any]
+    is_gguf: bool
+
+    def config(self, max_context: int | None = None) -> ModelConfig:
+        """Return the model's facts."""
+        return read_config(self.family, self.raw, max_context)
+
+    def stored(self, name: str, config: ModelConfig) -> tuple[str, Transform | None]:
+        """Return the stored name of what Hugging Face calls `name`, and how to repair it."""
+        if self.is_gguf:
+            assert self.family.gguf is not None
+            return self.family.gguf.tensor(name, config) or (name, None)
+        prefix = self.family.base_prefix
+        if any(entry.startswith(prefix) for entry in self.file.entries):
+            return name, None
+        return name.removeprefix(prefix), None
+
+    def read(self, name: str) -> Shaped[np.ndarray, "..."]:
+        """Return a tensor by its name in the file."""
+        return self.file.read(name)
+
+
+def find_model(source: str | Path, cache_dir: Path | None, *, progress: bool) -> Path:
+    """Return the path of a model given as a path or as a catalog name, fetching it if need be.
+
+    Raises: CheckpointError that lists what was tried.
+    """
+    path = Path(source).expanduser()
+    try:
+        if path.exists():
+            return path
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{str(source)[:200]!r} is no path", why=str(error)) from error
+    catalog = load_catalog()
+    if isinstance(source, str) and source in catalog:
+        return fetch(source, cache_dir or default_cache_dir(), progress=progress)
+    raise CheckpointError(
+        f"no model {str(source)[:200]!r} was found",
+        why=f"there is no such file or folder; the catalog holds {', '.join(sorted(catalog))}",
+        fix="give a folder of config.json and .safetensors files, a .gguf file or a catalog name; "
+        "hub ids (owner/name) are not fetched: download their files and give the folder",
+    )
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a folder, a .safetensors file beside its config.json, or a .gguf file.
+
+    Raises: CheckpointError for files that are missing, damaged or pickles; UnsupportedModel for an
+      unknown family.
+    """
+    gguf = path if path.suffix == ".gguf" else _lone_gguf(path)
+    if gguf is not None:
+        return _open_gguf(gguf)
+    file = open_safetensors(path)
+    raw = read_config_file(path if path.is_dir() else path.parent)
+    family = family_for(raw.get("model_type"), raw.get("architectures"))
+    return Checkpoint(path=path, file=file, family=family, raw=raw, is_gguf=False)
+
+
+def read_model_config(path: Path) -> ModelConfig:
+    """Return a model's facts without opening its weights where its config stands apart."""
+    if not path.is_dir() or _lone_gguf(path) is not None:
+        return open_checkpoint(path).config()
+    raw = read_config_file(path)
+    return read_config(family_for(raw.get("model_type"), raw.get("architectures")), raw)
+
+
+def read_config_file(folder: Path) -> dict[str, Any]:
+    """Read config.json.
+
+    Raises: CheckpointError if it is missing, oversized, too deep, or no JSON object.
+    """
+    path = folder / CONFIG_NAME
+    if not path.is_file():
+        raise CheckpointError(
+            f"there is no {CONFIG_NAME} in {folder}",
+            why="weights alone do not say which model they are",
+            fix="put the checkpoint's config.json beside its weights",
+        )
+    size = path.stat().st_size
+    if size > MAX_CONFIG_BYTES:
+        raise CheckpointError(
+            f"{path} has {size} bytes", why=f"at most {MAX_CONFIG_BYTES} are read"
+        )
+    try:
+        raw = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise CheckpointError(f"{path} is nested too deep") from error
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read", why=str(error)[:200]) from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path} holds no JSON object")
+    return raw
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _lone_gguf(path: Path) -> Path | None:
+    """Return the only .gguf file of a folder that has no safetensors."""
+    if not path.is_dir() or any(path.glob("*.safetensors*")):
+        return None
+    found = sorted(path.glob("*.gguf"))
+    return found[0] if len(found) == 1 else None
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    file = open_gguf(path)
+    family = gguf_family_for(file.metadata.get("general.architecture"))
+    assert family.gguf is not None
+    raw = family.gguf.config(file.metadata, file.entries.keys(), file.read)
+    return Checkpoint(path=path, file=file, family=family, raw=raw, is_gguf=True)

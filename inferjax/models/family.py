@@ -1,0 +1,76 @@
+"""What a model family is: how its configs and its tensors are read."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from inferjax.config import ModelConfig
+from inferjax.models.hf import ConfigReader, read_common
+from inferjax.models.ignored_keys import IGNORED_KEYS
+from inferjax.params import Params
+
+Transform = Callable[[Shaped[np.ndarray, "..."]], Shaped[np.ndarray, "..."]]
+ReadTensor = Callable[[str], Shaped[np.ndarray, "..."]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GgufFormat:
+    """How a family looks in a GGUF file.
+
+    `config` turns the metadata (and the few tensors that are settings) into a Hugging Face config,
+    so that one reader serves both. `tensor` maps a Hugging Face name to the stored name and what
+    undoes the converter's change of the values; None says that the format has no such tensor.
+    """
+
+    architecture: str
+    config: Callable[[Mapping[str, object], Collection[str], ReadTensor], dict[str, Any]]
+    tensor: Callable[[str, ModelConfig], tuple[str, Transform | None] | None]
+    ignored_tensors: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A model family: its names, and its readers.
+
+    `weights` returns `Params` whose leaves are `Source`. `base_prefix` starts the names of all
+    tensors but the head's; a checkpoint saved from the bare model lacks it. `skips` tells which
+    tensors of a checkpoint are rightly left unread.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    architectures: tuple[str, ...]
+    config: Callable[[ConfigReader], ModelConfig]
+    weights: Callable[[ModelConfig], Params]
+    ignored_keys: frozenset[str] = frozenset()
+    base_prefix: str = "model."
+    skips: Callable[[str, ModelConfig], bool] = lambda _name, _config: False
+    gguf: GgufFormat | None = None
+
+
+# Frequencies that old transformers versions saved; they are computed from the config.
+_COMPUTED = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)")
+
+
+def read_config(
+    family: Family, raw: Mapping[str, Any], max_context: int | None = None
+) -> ModelConfig:
+    """Turn a Hugging Face config into facts; `max_context` overrides the declared context.
+
+    Raises: UnsupportedConfig naming every key or value that is not understood; UnsupportedModel for
+      another task than next-token prediction, or quantized weights.
+    """
+    reader = ConfigReader(raw, ignored=IGNORED_KEYS | family.ignored_keys, max_context=max_context)
+    read_common(reader, family.architectures)
+    config = family.config(reader)
+    reader.finish()
+    return config
+
+
+def skips_tensor(family: Family, name: str, config: ModelConfig) -> bool:
+    """Tell whether a tensor that the family does not use is known to be superfluous."""
+    return _COMPUTED.fullmatch(name) is not None or family.skips(name, config)

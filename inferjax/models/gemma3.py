@@ -1,0 +1,119 @@
+"""Gemma 3, text only: local and global layers, sandwich norms, normalised queries and keys."""
+
+import math
+
+from inferjax.config import MLP, Attention, LayerSpec, ModelConfig, Norm, Rope, assign_groups
+from inferjax.models.family import Family
+from inferjax.models.gemma3_gguf import GEMMA3_GGUF
+from inferjax.models.hf import (
+    ACTIVATIONS,
+    MAX_CONTEXT,
+    MAX_LAYERS,
+    ConfigReader,
+    read_context,
+    read_dtype,
+    read_heads,
+    read_layer_types,
+    read_token_ids,
+)
+from inferjax.models.rope_config import rope_rule, rope_settings
+from inferjax.models.sources import decoder, gated_mlp, grouped_attention, norm
+from inferjax.params import LayerParams, Params
+
+_KINDS = ("full_attention", "sliding_attention")
+
+
+def _config(reader: ConfigReader) -> ModelConfig:
+    dim, vocab = reader.integer("hidden_size"), reader.integer("vocab_size", 262_208)
+    num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
+    declared = read_context(reader)
+    heads, kv_heads, head_dim = read_heads(reader, dim)
+    full, sliding = _ropes(reader, head_dim, declared)
+    unlimited = reader.given("sliding_window", 4096) is None
+    window = None if unlimited else reader.integer("sliding_window", 4096, high=MAX_CONTEXT)
+    reader.expect("use_bidirectional_attention", False)
+    # Hugging Face's Gemma 3 reads this key and never applies it: the trained models have none.
+    reader.number("attn_logit_softcapping", None)
+    rms = Norm(eps=reader.number("rms_norm_eps", 1e-6, high=1.0), unit_offset=True)
+    biased = reader.flag("attention_bias", False)
+
+    def layer(*, slides: bool, mlp: MLP, scale: float) -> LayerSpec:
+        attention = Attention(
+            num_q_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            scale=scale,
+            rope=sliding if slides else full,
+            window=window if slides else None,
+            qkv_bias=biased,
+            out_bias=biased,
+            qk_norm=rms,
+        )
+        return LayerSpec(attention=attention, ffn=mlp, norm=rms, norm_out=True)
+
+    mlp = MLP(
+        ffn_dim=reader.integer("intermediate_size"),
+        activation=reader.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"),
+    )
+    scale = reader.positive("query_pre_attn_scalar", 256.0) ** -0.5
+    pattern = reader.integer("sliding_window_pattern", 6, high=MAX_LAYERS)
+    pattern = reader.integer("_sliding_window_pattern", pattern, high=MAX_LAYERS)
+    kinds = read_layer_types(reader, num_layers, pattern)
+    return ModelConfig(
+        family="gemma3_text",
+        vocab_size=vocab,
+        model_dim=dim,
+        max_context=full.max_context,
+        layers=assign_groups(tuple(layer(slides=s, mlp=mlp, scale=scale) for s in kinds)),
+        final_norm=rms,
+        tied=reader.flag("tie_word_embeddings", True),
+        dtype=read_dtype(reader),
+        embed_scale=math.sqrt(dim),
+        final_softcap=reader.number("final_logit_softcapping", None, low=1e-3),
+        **read_token_ids(reader, vocab, bos=2, eos=1),
+    )
+
+
+def _ropes(reader: ConfigReader, dim: int, declared: int) -> tuple[Rope, Rope]:
+    """Return the ropes of global and local layers; the hub's `rope_scaling` is the global ones'."""
+    theta = reader.number("rope_theta", 1_000_000.0, low=1.001)
+    local_theta = reader.number("rope_local_base_freq", 10_000.0, low=1.001)
+    settings = rope_settings(reader)
+    if any(kind in settings for kind in _KINDS):
+        full, sliding = (settings.get(kind) or {} for kind in _KINDS)
+        unknown = sorted(set(settings) - set(_KINDS))
+        if unknown or not isinstance(full, dict) or not isinstance(sliding, dict):
+            reader.refuse("rope_parameters", settings, f"it must be one object per {_KINDS}")
+    else:
+        full, sliding = settings, {}
+    return (
+        rope_rule(reader, full, theta=theta, dim=dim, declared=declared),
+        rope_rule(reader, sliding, theta=local_theta, dim=dim, declared=declared),
+    )
+
+
+def _weights(config: ModelConfig) -> Params:
+    return decoder(config, _layer)
+
+
+def _layer(name: str, spec: LayerSpec, dim: int) -> LayerParams:
+    assert isinstance(spec.attention, Attention)
+    assert isinstance(spec.ffn, MLP)
+    return LayerParams(
+        attention=grouped_attention(f"{name}.self_attn", spec.attention, dim),
+        ffn=gated_mlp(f"{name}.mlp", spec.ffn, dim),
+        attention_in=norm(f"{name}.input_layernorm", dim, spec.norm),
+        attention_out=norm(f"{name}.post_attention_layernorm", dim, spec.norm),
+        ffn_in=norm(f"{name}.pre_feedforward_layernorm", dim, spec.norm),
+        ffn_out=norm(f"{name}.post_feedforward_layernorm", dim, spec.norm),
+    )
+
+
+FAMILY = Family(
+    name="gemma3_text",
+    model_types=("gemma3_text",),
+    architectures=("Gemma3ForCausalLM",),
+    config=_config,
+    weights=_weights,
+    gguf=GEMMA3_GGUF,
+)

@@ -1,0 +1,71 @@
+"""Config keys that no family needs to read, each group with the reason why."""
+
+# What Hugging Face stores beside the architecture. None of it changes the logits of a forward pass
+# in inference.
+IGNORED_KEYS = frozenset(
+    {
+        # Who wrote the file, and for which code; the code a checkpoint ships is never run.
+        "_name_or_path",
+        "transformers_version",
+        "auto_map",
+        "tokenizer_class",
+        "model_name",
+        "unsloth_version",
+        "unsloth_fixed",
+        "transformers.js_config",
+        "_commit_hash",
+        # How transformers runs or returns things.
+        "use_cache",
+        "cache_implementation",
+        "output_attentions",
+        "output_hidden_states",
+        "output_scores",
+        "return_dict",
+        "return_dict_in_generate",
+        "torchscript",
+        "use_bfloat16",
+        "tf_legacy_loss",
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "attn_implementation",
+        "chunk_size_feed_forward",
+        # Training: initial weights, dropout (off in inference), labels of other heads.
+        "initializer_range",
+        "attention_dropout",
+        "hidden_dropout",
+        "id2label",
+        "label2id",
+        "num_labels",
+        "problem_type",
+        "finetuning_task",
+        "task_specific_params",
+        # Defaults of generation: sampling is the request's, and arrives as SamplingParams.
+        "max_length",
+        "min_length",
+        "do_sample",
+        "early_stopping",
+        "num_beams",
+        "num_beam_groups",
+        "diversity_penalty",
+        "temperature",
+        "top_k",
+        "top_p",
+        "typical_p",
+        "repetition_penalty",
+        "length_penalty",
+        "no_repeat_ngram_size",
+        "encoder_no_repeat_ngram_size",
+        "bad_words_ids",
+        "num_return_sequences",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "remove_invalid_values",
+        "exponential_decay_length_penalty",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+        "prefix",
+        # Ids that only encoder-decoder or classification models use.
+        "sep_token_id",
+        "decoder_start_token_id",
+    }
+)

@@ -1,0 +1,48 @@
+"""The table of model families: a new one is a file beside this one and a line here."""
+
+from collections.abc import Sequence
+
+from inferjax.errors import UnsupportedModel
+from inferjax.models import deepseek_v3, gemma3, gpt2, gpt_oss, llama
+from inferjax.models.family import Family
+
+FAMILIES: tuple[Family, ...] = (
+    llama.FAMILY,
+    gemma3.FAMILY,
+    gpt_oss.FAMILY,
+    deepseek_v3.FAMILY,
+    gpt2.FAMILY,
+)
+
+
+def family_for(model_type: object, architectures: object = None) -> Family:
+    """Return the family of a Hugging Face config.
+
+    Raises: UnsupportedModel listing the known families.
+    """
+    for family in FAMILIES:
+        if model_type in family.model_types:
+            return family
+    shown = f"model_type {str(model_type)[:60]!r}"
+    if isinstance(architectures, list) and architectures:
+        shown += f" ({', '.join(str(name)[:60] for name in architectures[:4])})"
+    raise _unknown(shown, [name for family in FAMILIES for name in family.model_types])
+
+
+def gguf_family_for(architecture: object) -> Family:
+    """Return the family of a GGUF file's general.architecture.
+
+    Raises: UnsupportedModel listing the known architectures.
+    """
+    readable = {f.gguf.architecture: f for f in FAMILIES if f.gguf is not None}
+    if isinstance(architecture, str) and architecture in readable:
+        return readable[architecture]
+    raise _unknown(f"GGUF architecture {str(architecture)[:60]!r}", list(readable))
+
+
+def _unknown(shown: str, known: Sequence[str]) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{shown} is not implemented",
+        why=f"the known ones are {', '.join(sorted(known))}",
+        fix="use a checkpoint of one of these",
+    )

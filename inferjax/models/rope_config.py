@@ -1,0 +1,169 @@
+"""Reads rope settings in both of Hugging Face's styles into a `Rope`.
+
+The hub's style is `rope_theta` beside `rope_scaling`; the newer one is `rope_parameters`, flat or
+one per kind of layer.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from inferjax.config import Rope
+from inferjax.models.hf import MAX_CONTEXT, ConfigReader, served_context
+
+# Both styles of one checkpoint may name the rule under either key.
+_TYPE_KEYS = ("rope_type", "type")
+
+
+def read_rope(
+    reader: ConfigReader,
+    *,
+    dim: int,
+    declared: int,
+    theta: float = 10_000.0,
+    default: Mapping[str, Any] | None = None,
+    interleaved: bool = False,
+) -> Rope:
+    """Return the one rope of a model whose layers all share it.
+
+    `declared` is the checkpoint's context; `theta` and `default` stand in for absent settings.
+
+    Raises: UnsupportedConfig for an unknown rule, an unknown key, or a number out of range.
+    """
+    settings = rope_settings(reader)
+    original = reader.integer("original_max_position_embeddings", None, high=MAX_CONTEXT)
+    reader.expect("partial_rotary_factor", 1)
+    theta = reader.number("rope_theta", theta, low=1.001)
+    settings = settings or default or {}
+    rope = rope_rule(
+        reader, settings, theta=theta, dim=dim, declared=declared, original_context=original
+    )
+    return dataclasses.replace(rope, interleaved=interleaved)
+
+
+def rope_settings(reader: ConfigReader) -> Mapping[str, Any]:
+    """Return the rope dictionary of a config, under either name; {} if there is none."""
+    old, new = reader.value("rope_scaling"), reader.value("rope_parameters")
+    if old and new and old != new:
+        reader.refuse("rope_scaling", old, "rope_parameters says something else")
+    settings = old or new or {}
+    if not isinstance(settings, Mapping):
+        reader.refuse(
+            "rope_parameters" if new else "rope_scaling", settings, "it must be an object"
+        )
+    return settings
+
+
+def rope_rule(
+    reader: ConfigReader,
+    settings: Mapping[str, Any],
+    *,
+    theta: float,
+    dim: int,
+    declared: int,
+    original_context: int | None = None,
+) -> Rope:
+    """Return the `Rope` that one rope dictionary describes; the dictionary's own theta wins."""
+    if dim % 2:
+        reader.refuse("head_dim", dim, "rope rotates pairs of dimensions")
+    inner = ConfigReader(settings, where="rope settings in config.json")
+    kinds = [kind for key in _TYPE_KEYS if (kind := inner.value(key)) is not None]
+    if any(kind != kinds[0] for kind in kinds):
+        inner.refuse("type", kinds[1], f"rope_type says {kinds[0]!r}")
+    kind = kinds[0] if kinds else "default"
+    if not isinstance(kind, str) or kind not in _RULES:
+        inner.refuse("rope_type", kind, f"the rules are {', '.join(sorted(_RULES))}")
+    inner.expect("partial_rotary_factor", 1)
+    rope = Rope(theta=inner.number("rope_theta", theta, low=1.001), dim=dim)
+    rope = _RULES[kind](inner, rope, declared, original_context)
+    inner.finish()
+    served = served_context(reader, declared, extendable=rope.scaling == "dynamic")
+    return dataclasses.replace(rope, max_context=served)
+
+
+def _unscaled(inner: ConfigReader, rope: Rope, declared: int, original: int | None) -> Rope:
+    del inner, declared, original
+    return rope
+
+
+def _linear(inner: ConfigReader, rope: Rope, declared: int, original: int | None) -> Rope:
+    del declared, original
+    return dataclasses.replace(rope, scaling="linear", factor=inner.positive("factor"))
+
+
+def _dynamic(inner: ConfigReader, rope: Rope, declared: int, original: int | None) -> Rope:
+    """Hugging Face stretches the base only beyond the declared context, whatever else is stated."""
+    inner.expect("original_max_position_embeddings", declared)
+    if original not in (None, declared):
+        inner.refuse("original_max_position_embeddings", original, f"expected {declared}")
+    if rope.dim <= 2:
+        inner.refuse("rope_type", "dynamic", "it needs more than 2 rotated dimensions")
+    factor = inner.number("factor", low=1.0)
+    return dataclasses.replace(rope, scaling="dynamic", factor=factor, original_context=declared)
+
+
+def _llama3(inner: ConfigReader, rope: Rope, declared: int, original: int | None) -> Rope:
+    low, high = inner.positive("low_freq_factor"), inner.positive("high_freq_factor")
+    if low >= high:
+        inner.refuse("high_freq_factor", high, f"it must exceed low_freq_factor ({low:g})")
+    return dataclasses.replace(
+        rope,
+        scaling="llama3",
+        factor=inner.positive("factor"),
+        original_context=_original(inner, declared, original),
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
+
+
+def _yarn(inner: ConfigReader, rope: Rope, declared: int, original: int | None) -> Rope:
+    """Zero stands for an absent beta or mscale, as it does in Hugging Face."""
+    context = _original(inner, declared, original)
+    attention_factor = inner.number("attention_factor", None)
+    fast = inner.number("beta_fast", 0.0) or 32.0
+    slow = inner.number("beta_slow", 0.0) or 1.0
+    if slow > fast:
+        inner.refuse("beta_slow", slow, f"it must not exceed beta_fast ({fast:g})")
+    return dataclasses.replace(
+        rope,
+        scaling="yarn",
+        factor=inner.positive("factor", declared / context),
+        original_context=context,
+        attention_factor=attention_factor,
+        beta_fast=fast,
+        beta_slow=slow,
+        mscale=inner.number("mscale", 0.0),
+        mscale_all_dim=inner.number("mscale_all_dim", 0.0),
+        truncate=inner.flag("truncate", True),
+    )
+
+
+def _longrope(inner: ConfigReader, rope: Rope, declared: int, original: int | None) -> Rope:
+    context = _original(inner, declared, original)
+    if context < 2:
+        inner.refuse("original_max_position_embeddings", context, "it must be at least 2")
+    return dataclasses.replace(
+        rope,
+        scaling="longrope",
+        factor=inner.positive("factor", declared / context),
+        original_context=context,
+        attention_factor=inner.number("attention_factor", None),
+        long_factor=inner.numbers("long_factor", rope.dim // 2),
+        short_factor=inner.numbers("short_factor", rope.dim // 2),
+    )
+
+
+def _original(inner: ConfigReader, declared: int, outer: int | None) -> int:
+    """Return the context before scaling: stated beside the rope, within it, or the declared one."""
+    within = inner.integer("original_max_position_embeddings", declared, high=MAX_CONTEXT)
+    return within if outer is None else outer
+
+
+_RULES: Mapping[str, Callable[[ConfigReader, Rope, int, int | None], Rope]] = {
+    "default": _unscaled,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
