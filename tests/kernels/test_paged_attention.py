@@ -1,0 +1,154 @@
+"""Every implementation of paged attention against the reference, over the shared cases."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.paged_attention import IMPLEMENTATIONS, paged_attention
+from pallas_kernels.paged_attention.cases import CASES, Case
+from tests.tolerances import ATTENTION_F32
+
+NUM_LAYERS, LAYER = 2, 1
+
+
+def make_arrays(case: Case, seed: int = 0, *, poison: float = 0.0, shuffle: bool = True) -> dict:
+    """Lay a case out in pages: shuffled page ids, `poison` wherever no live token stands."""
+    rng = np.random.default_rng(seed)
+    batch, tokens = len(case.new_tokens), max(case.new_tokens)
+    lengths = np.add(case.new_tokens, case.context).astype(np.int32)
+    per_row = -(-int(lengths.max()) // case.page_size) + 1
+    order = (
+        np.random.default_rng(seed + 1).permutation(batch * per_row)
+        if shuffle
+        else np.arange(batch * per_row)
+    )
+    table = 1 + order.reshape(batch, per_row).astype(np.int32)
+    pool = np.full(
+        (
+            NUM_LAYERS,
+            1 + batch * per_row,
+            case.num_kv_heads,
+            case.planes,
+            case.page_size,
+            case.width,
+        ),
+        poison,
+        np.float32,
+    )
+    for row, length in enumerate(lengths):
+        values = rng.standard_normal((length, case.num_kv_heads, case.planes, case.width))
+        for t in range(length):
+            pool[:, table[row, t // case.page_size], :, :, t % case.page_size] = values[t]
+    offset = np.arange(tokens)[None]
+    positions = np.where(
+        offset < np.asarray(case.new_tokens)[:, None],
+        np.asarray(case.context)[:, None] + offset,
+        -1,
+    )
+    q = rng.standard_normal((batch, tokens, case.num_kv_heads, case.q_per_kv, case.width))
+    sinks = rng.standard_normal((case.num_kv_heads, case.q_per_kv))
+    return {
+        "q": q.astype(np.float32),
+        "pool": pool,
+        "block_table": table,
+        "positions": positions.astype(np.int32),
+        "lengths": lengths,
+        "sinks": sinks.astype(np.float32) if case.sinks else None,
+    }
+
+
+@functools.cache
+def compiled(case: Case, implementation: str):
+    def run(q, pool, block_table, positions, lengths, sinks):
+        return paged_attention(
+            q,
+            pool,
+            LAYER,
+            block_table,
+            positions,
+            lengths,
+            scale=case.width**-0.5,
+            value_dim=case.value_dim,
+            window=case.window,
+            softcap=case.softcap,
+            sinks=sinks,
+            implementation=implementation,
+        )
+
+    step = jax.jit(run)
+    return lambda **arrays: step(**jax.tree.map(jnp.asarray, arrays))
+
+
+def dense_float64(case: Case, arrays: dict) -> np.ndarray:
+    """Attention of one row at a time over its own tokens, in float64: independent of pages."""
+    q, pool, table = arrays["q"].astype(np.float64), arrays["pool"], arrays["block_table"]
+    out = np.zeros((*q.shape[:4], case.value_dim))
+    for b, t, k, g in np.ndindex(*q.shape[:4]):
+        position = arrays["positions"][b, t]
+        if position < 0:
+            continue
+        first = 0 if case.window is None else max(0, position - case.window + 1)
+        seen = [
+            (table[b, j // case.page_size], j % case.page_size) for j in range(first, position + 1)
+        ]
+        entries = np.stack([pool[LAYER, p, k, :, o] for p, o in seen]).astype(np.float64)
+        scores = entries[:, 0] @ q[b, t, k, g] * case.width**-0.5
+        if case.softcap:
+            scores = case.softcap * np.tanh(scores / case.softcap)
+        if case.sinks:
+            scores = np.append(scores, arrays["sinks"][k, g])
+        weights = np.exp(scores - scores.max())
+        weights = (weights / weights.sum())[: len(seen)]
+        out[b, t, k, g] = weights @ entries[:, -1, : case.value_dim]
+    return out
+
+
+@pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_paged_attention_equals_dense_float64(case: Case, implementation: str):
+    arrays = make_arrays(case, poison=np.nan)
+    got = np.asarray(compiled(case, implementation)(**arrays))
+    np.testing.assert_allclose(got, dense_float64(case, arrays), **ATTENTION_F32)
+
+
+@pytest.mark.parametrize("case", CASES[:6], ids=lambda c: c.name)
+def test_paged_attention_ignores_where_pages_lie_and_what_is_dead(case: Case):
+    run = compiled(case, "xla")
+    plain = run(**make_arrays(case, shuffle=False))
+    moved = run(**make_arrays(case, poison=np.nan))
+    np.testing.assert_array_equal(np.asarray(plain), np.asarray(moved))
+
+
+def test_paged_attention_row_does_not_depend_on_longer_neighbours():
+    short = Case(name="", new_tokens=(1, 1), context=(5, 5))
+    long = Case(name="", new_tokens=(1, 1), context=(5, 60))
+    a, b = make_arrays(short), make_arrays(long)
+    alone = compiled(short, "xla")(**a)
+    b["q"] = a["q"]
+    for t in range(6):
+        page = (slice(None), b["block_table"][0, t // 8], slice(None), slice(None), t % 8)
+        source = (slice(None), a["block_table"][0, t // 8], slice(None), slice(None), t % 8)
+        b["pool"][page] = a["pool"][source]
+    np.testing.assert_array_equal(np.asarray(alone)[0], np.asarray(compiled(long, "xla")(**b))[0])
+
+
+def test_paged_attention_keeps_its_loop_unbatched_under_vmap():
+    case = CASES[0]
+    arrays = make_arrays(case)
+    run = compiled(case, "xla")
+    batched = {k: None if v is None else jnp.stack([v, v]) for k, v in arrays.items()}
+    out = jax.vmap(lambda a: run(**a))(batched)
+    np.testing.assert_allclose(np.asarray(out[1]), np.asarray(run(**arrays)), **ATTENTION_F32)
+    jaxpr = str(jax.make_jaxpr(jax.vmap(lambda a: run(**a)))(batched))
+    assert "while" in jaxpr
+    pool_shape = ",".join(str(n) for n in (2, *arrays["pool"].shape))
+    selects = [line for line in jaxpr.splitlines() if "select_n" in line and pool_shape in line]
+    assert not selects
+
+
+def test_paged_attention_unknown_implementation_is_refused():
+    with pytest.raises(KeyError, match="warp"):
+        compiled(CASES[0], "warp")(**make_arrays(CASES[0]))
