@@ -3,8 +3,8 @@
 import argparse
 import json
 
-from inferjax.cli.session import add_exec_arguments, add_model_arguments, exec_from
-from inferjax.cli.setup import EXIT_OK, keep_compiled_programs, show_progress
+from inferjax.cli.session import add_exec_arguments, add_model_arguments, exec_from, load_model
+from inferjax.cli.setup import EXIT_OK, keep_compiled_programs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,11 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print a table; with --json also one JSON line."""
-    import inferjax as ij
     from inferjax.bench import latency, report
 
     keep_compiled_programs()
-    model = ij.load(args.model, dtype=args.dtype, progress=show_progress(quiet=args.json))
+    model = load_model(args, quiet=args.json)
     result = latency.measure(
         model.params,
         model.config,

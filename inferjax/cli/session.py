@@ -9,7 +9,8 @@ from typing import Any
 
 from inferjax.cli.options import SAMPLING_HELP, add_fields, from_fields
 from inferjax.cli.reply import Reply, collect
-from inferjax.cli.setup import keep_compiled_programs, show_progress
+from inferjax.cli.setup import cache_folder, keep_compiled_programs, show_progress
+from inferjax.errors import TokenizerError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -33,6 +34,18 @@ def add_exec_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("execution")
     group.add_argument(
         "--exact", action="store_true", help="bit-identical results whatever shares the batch"
+    )
+
+
+def load_model(args: argparse.Namespace, *, quiet: bool = False) -> Any:
+    """Load the model that the flags name, from the cache folder if it is in the catalog."""
+    from inferjax.checkpoint.load import load
+
+    return load(
+        args.model,
+        dtype=args.dtype,
+        progress=show_progress(quiet=quiet),
+        cache_dir=cache_folder(),
     )
 
 
@@ -97,8 +110,15 @@ def open_session(
     keep_compiled_programs()
     clock = CompileClock()
     try:
+        model = load_model(args, quiet=quiet)
+        if model.tokenizer is None:
+            raise TokenizerError(
+                f"{args.model} has no tokenizer",
+                why="text cannot become tokens without a vocabulary",
+                fix="put the model's tokenizer.json beside its config.json",
+            )
         yield Session(
-            model=ij.load(args.model, dtype=args.dtype, progress=show_progress(quiet=quiet)),
+            model=model,
             sampling=sampling,
             exec=exec_from(args),
             compile_seconds=clock.seconds,
