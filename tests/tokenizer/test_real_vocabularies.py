@@ -20,9 +20,10 @@ CHATS = {
         {"role": "user", "content": "Tell me a joke about cats."},
     ],
 }
+# SmolLM2's vocabulary lacks six control characters and the bytes that start unassigned planes.
 ROUGH_TEXTS = st.text(
     st.one_of(
-        st.characters(exclude_categories=["Cs"], exclude_characters="▁"),
+        st.characters(exclude_categories=["Cs", "Cc", "Cn", "Co"], exclude_characters="▁"),
         st.sampled_from(" \n\t.,0123456789abcdefé日本語한글🎉👩\u200d👧🏽"),
     ),
     max_size=60,
@@ -36,8 +37,8 @@ def name(request) -> str:
 
 @pytest.fixture(scope="module")
 def tokenizer(name) -> Tokenizer:
-    with open_gguf(fetch(name, default_cache_dir(), progress=False)) as file:
-        return tokenizer_from_gguf(file.metadata)
+    file = open_gguf(fetch(name, default_cache_dir(), progress=False))
+    return tokenizer_from_gguf(file.metadata)
 
 
 @pytest.fixture(scope="module")
