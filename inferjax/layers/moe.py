@@ -9,6 +9,7 @@ from inferjax.config import MoE, Router
 from inferjax.layers.mlp import ACTIVATIONS, mlp
 from inferjax.params import MoEParams
 from inferjax.quant.linear import linear
+from inferjax.shapes import align_last
 from inferjax.unbatched import max_row
 from pallas_kernels.grouped_matmul import grouped_matmul
 
@@ -41,12 +42,12 @@ def route(
     """Return each row's expert weights (float32) and expert ids, best first."""
     logits = linear(rows.astype(jnp.float32), w.router.astype(jnp.float32), "RD,DE->RE")
     if w.router_bias is not None:
-        logits = logits + w.router_bias.astype(jnp.float32)
+        logits = logits + align_last(w.router_bias.astype(jnp.float32), 2)
     if router.kind == "softmax_topk":
         top, experts = lax.top_k(logits, router.experts_per_token)
         return jax.nn.softmax(top, axis=-1) * router.scale, experts
     scores = jax.nn.sigmoid(logits) if router.kind == "sigmoid" else jax.nn.softmax(logits, axis=-1)
-    choice = scores if w.score_bias is None else scores + w.score_bias.astype(jnp.float32)
+    choice = scores if w.score_bias is None else scores + align_last(w.score_bias.astype(jnp.float32), 2)
     if router.num_groups > 1:
         choice = _limit_groups(choice, router)
     experts = lax.top_k(choice, router.experts_per_token)[1]

@@ -6,6 +6,7 @@ from jaxtyping import Array, Float
 
 from inferjax.config import Norm
 from inferjax.params import NormParams
+from inferjax.shapes import align_last
 
 
 def normalize(x: Float[Array, "*rows D"], w: NormParams, norm: Norm) -> Float[Array, "*rows D"]:
@@ -17,8 +18,8 @@ def normalize(x: Float[Array, "*rows D"], w: NormParams, norm: Norm) -> Float[Ar
     if norm.kind == "layer":
         y = y - jnp.mean(y, axis=-1, keepdims=True)
     y = y * lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + norm.eps)
-    scale = w.weight.astype(jnp.float32)
+    scale = align_last(w.weight.astype(jnp.float32), y.ndim)
     y = y * (scale + 1.0 if norm.unit_offset else scale)
     if w.bias is not None:
-        y = y + w.bias.astype(jnp.float32)
+        y = y + align_last(w.bias.astype(jnp.float32), y.ndim)
     return y.astype(x.dtype)

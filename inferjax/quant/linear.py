@@ -1,7 +1,11 @@
 """The one entry through which every matmul reads a weight: a quantized leaf changes this file only."""
 
+import math
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from inferjax.shapes import align_last
 
 
 def linear(
@@ -11,10 +15,28 @@ def linear(
 
     Example: `linear(x, wqkv, "BTD,DKCH->BTKCH")`.
     """
-    out = jnp.einsum(spec, x, weight, preferred_element_type=jnp.float32)
+    out = _contract(x, weight, spec)
     if bias is not None:
-        out = out + bias.astype(jnp.float32)
+        out = out + align_last(bias.astype(jnp.float32), out.ndim)
     return out.astype(x.dtype)
+
+
+def _contract(x: Array, weight: Array, spec: str) -> Float[Array, "..."]:
+    """Run the einsum as one plain matrix product where the weight's axes allow it.
+
+    XLA may transpose (copy) a weight with several contracted axes to suit the layout of x, in every
+    step; a matrix it reads as it is.
+    """
+    inputs, result = spec.split("->")
+    x_axes, w_axes = inputs.split(",")
+    summed = "".join(axis for axis in x_axes if axis in w_axes and axis not in result)
+    if not (x_axes.endswith(summed) and w_axes.startswith(summed)) or x_axes.startswith("..."):
+        return jnp.einsum(spec, x, weight, preferred_element_type=jnp.float32)
+    kept = x.shape[: x.ndim - len(summed)]
+    rows = x.reshape(math.prod(kept), -1)
+    matrix = weight.reshape(rows.shape[1], -1)
+    out = jnp.dot(rows, matrix, preferred_element_type=jnp.float32)
+    return out.reshape(*kept, *weight.shape[len(summed) :])
 
 
 def lookup(table: Float[Array, "V D"], ids: Int[Array, "..."]) -> Float[Array, "..."]:
