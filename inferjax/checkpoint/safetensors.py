@@ -65,7 +65,7 @@ _WEIGHTS = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-_SHARD_NAME = re.compile(r"[\w+=. -]+\.safetensors")
+_SHARD_NAME = re.compile(r"[\w+=. -]{1,200}\.safetensors", re.ASCII)
 
 
 def open_safetensors(path: Path) -> TensorFile:
@@ -76,19 +76,20 @@ def open_safetensors(path: Path) -> TensorFile:
 
     Raises: CheckpointError naming the file and the tensor or field that lies.
     """
+    try:
+        path = _find(path) if path.is_dir() else path
+    except OSError as error:
+        _fail(path, "cannot be read", str(error))
     if path.suffix in PICKLE_SUFFIXES:
         refuse_pickle(path, "it")
-    if not path.is_dir():
-        return _open_single(path)
-    if (path / SINGLE_NAME).exists():
-        return _open_single(path / SINGLE_NAME)
-    if (path / INDEX_NAME).exists():
-        return _open_sharded(path / INDEX_NAME)
-    return _refuse_folder(path)
+    return _open_sharded(path) if path.name == INDEX_NAME else _open_single(path)
 
 
-def _refuse_folder(folder: Path) -> NoReturn:
-    """Say what the folder holds instead of safetensors that can be opened as a whole."""
+def _find(folder: Path) -> Path:
+    """Return the file or index to open, or say what the folder holds instead."""
+    for name in (SINGLE_NAME, INDEX_NAME):
+        if (folder / name).exists():
+            return folder / name
     names = sorted(child.name for child in folder.iterdir() if child.is_file())
     shards = [name for name in names if name.endswith(".safetensors")]
     pickles = [name for name in names if Path(name).suffix in PICKLE_SUFFIXES]

@@ -157,9 +157,9 @@ def test_vocabulary_of_a_quarter_million_tokens_opens_quickly(tmp_path):
     tokens = b"".join(gguf_string(f"token{i}") for i in range(262_144))
     pair = gguf_pair("tokens", 9, u32(8) + u64(262_144) + tokens)
     (tmp_path / "m.gguf").write_bytes(make_gguf([pair]))
-    start = time.perf_counter()
+    start = time.process_time()
     assert open_gguf(tmp_path / "m.gguf").metadata["tokens"][-1] == "token262143"
-    assert time.perf_counter() - start < 3  # 0.1 s on an idle core
+    assert time.process_time() - start < 3  # 0.1 s on an idle core
 
 
 TWO = [gguf_tensor("a"), gguf_tensor("b", offset=32)]

@@ -25,7 +25,7 @@ from inferjax.checkpoint.safetensors import INDEX_NAME, open_safetensors
 from inferjax.errors import InferjaxError
 
 NUMBERS = [0, 1, 2, 3, 31, 32, 255, 2**15, 2**16, 2**31, 2**32 - 1, 2**48, 2**62, 2**63, 2**64 - 1]
-MAX_SECONDS = 2.0  # a case takes about 1 ms; the margin is for a busy machine
+MAX_SECONDS = 2.0  # of processor time; a case takes about 1 ms
 
 BASE_GGUF = make_gguf(
     [
@@ -148,7 +148,7 @@ TARGETS = {
 
 def try_one(folder: Path, content: bytes, open_file: Callable) -> str:
     """Open a file and read what it lists; return "opened" or "refused"; bound memory and time."""
-    start = time.perf_counter()
+    start = time.process_time()
     tracemalloc.start()
     try:
         file = open_file(folder, content)
@@ -165,7 +165,7 @@ def try_one(folder: Path, content: bytes, open_file: Callable) -> str:
         except InferjaxError:
             assert entry.dtype not in ("float32", "float16", "bfloat16")
     file.close()
-    assert time.perf_counter() - start < MAX_SECONDS
+    assert time.process_time() - start < MAX_SECONDS
     return "opened"
 
 
@@ -193,7 +193,7 @@ def test_unmutated_file_opens(tmp_path, target):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_mutated_file_opens_or_is_refused_with_our_error(tmp_path, target):
-    assert run_cases(tmp_path, target, 400) == {"opened", "refused"}
+    assert run_cases(tmp_path, target, 200) == {"opened", "refused"}
 
 
 @pytest.mark.slow
@@ -202,13 +202,11 @@ def test_ten_thousand_mutated_files_open_or_are_refused(tmp_path, target):
     assert run_cases(tmp_path, target, 10_000) == {"opened", "refused"}
 
 
-@pytest.mark.parametrize("num_bytes", range(0, len(BASE_GGUF) - 32, 7))
-def test_gguf_cut_anywhere_is_refused(tmp_path, num_bytes):
-    with pytest.raises(InferjaxError, match=r"m\.gguf"):
-        open_mutated_gguf(tmp_path, BASE_GGUF[:num_bytes])
-
-
-@pytest.mark.parametrize("num_bytes", range(0, len(BASE_SAFETENSORS), 7))
-def test_safetensors_cut_anywhere_is_refused(tmp_path, num_bytes):
-    with pytest.raises(InferjaxError, match=r"model\.safetensors"):
-        open_mutated_safetensors(tmp_path, BASE_SAFETENSORS[:num_bytes])
+@pytest.mark.parametrize("target", ["gguf", "safetensors"])
+def test_file_cut_anywhere_is_refused_by_name(tmp_path, target):
+    content, _, open_file = TARGETS[target]
+    for num_bytes in range(0, len(content), 7):
+        folder = tmp_path / str(num_bytes)
+        folder.mkdir()
+        with pytest.raises(InferjaxError, match=re.escape(str(folder))):
+            open_file(folder, content[:num_bytes])

@@ -64,9 +64,10 @@ def test_folder_with_one_file_reads_back(tmp_path):
 
 def test_sharded_folder_reads_back(tmp_path):
     make_shards(tmp_path)
-    file = open_safetensors(tmp_path)
-    assert_reads_as(file, ARRAYS)
-    assert file.metadata == {"total_size": 99}
+    for path in (tmp_path, tmp_path / INDEX_NAME):
+        file = open_safetensors(path)
+        assert_reads_as(file, ARRAYS)
+        assert file.metadata == {"total_size": 99}
 
 
 def test_misaligned_data_is_read_into_aligned_arrays(tmp_path):
@@ -271,8 +272,9 @@ def test_folder_without_checkpoint_says_what_it_holds(tmp_path):
     (tmp_path / "model-1-of-2.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"model-1-of-2(.|\n)*fetch the index"):
         open_safetensors(tmp_path)
-    with pytest.raises(CheckpointError, match="absent"):
-        open_safetensors(tmp_path / "absent")
+    for name in ("absent", "absent" * 1000, "absent\0"):
+        with pytest.raises(CheckpointError, match="absent"):
+            open_safetensors(tmp_path / name)
 
 
 def test_missing_shard_is_named(tmp_path):
@@ -325,11 +327,12 @@ def test_tensor_in_two_shards_is_refused(tmp_path):
         "x\x00.safetensors",
         "\ud800.safetensors",
         "x.safetensors\n",
+        "x" * 5000 + ".safetensors",
         7,
         None,
         ["x.safetensors"],
     ],
-    ids=repr,
+    ids=lambda name: repr(name)[:40],
 )
 def test_shard_that_is_no_plain_file_name_is_refused(tmp_path, name):
     folder = tmp_path / "model"
