@@ -182,10 +182,11 @@ def _merges_by_score(
     merges = []
     for i in itertools.chain(spaces, scored):
         piece = pieces[i]
+        # A piece's tail is rarely a piece, so it is looked up first.
         splits = [
             (left, right)
             for cut in range(1, len(piece))
-            if (left := piece[:cut]) in vocab and (right := piece[cut:]) in vocab
+            if (right := piece[cut:]) in vocab and (left := piece[:cut]) in vocab
         ]
         if len(splits) > 1:
             splits.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))

@@ -1,8 +1,8 @@
 """A Jinja environment for templates that came with a checkpoint: no escape, bounded work.
 
 Bounded: loop iterations, macro and block calls and the values written out (counted, and the clock
-is read at each), recursion, and the length of what operators, `join`, `replace`, `indent`, `sum`
-and `tojson` make. Absent: padding and formatting functions, which make long strings of short ones.
+is read at each), recursion, and the length of what operators, `join`, `replace`, `format`,
+`indent`, `sum` and `tojson` make. Absent: padding functions, which make long strings of short ones.
 Not bounded: one filter, comparison or string method is not interrupted while it works, so a hostile
 template can still spend seconds on megabytes, or forever comparing lists nested by doubling.
 """
@@ -10,6 +10,7 @@ template can still spend seconds on megabytes, or forever comparing lists nested
 import dataclasses
 import datetime
 import json
+import re
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -27,12 +28,10 @@ MAX_SECONDS = 5.0
 # Arithmetic on long integers is not linear: 26 million bits took 2 s.
 _BIT_COST = 256
 _ABSENT_FILTERS = (
-    *("batch", "center", "format", "pprint", "random", "slice"),
+    *("batch", "center", "pprint", "random", "slice"),
     *("urlencode", "urlize", "wordwrap", "xmlattr"),
 )
-_ABSENT_METHODS = frozenset(
-    {"center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map", "translate"}
-)
+_ABSENT_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "translate"})
 
 
 class TemplateRefusal(Exception):
@@ -110,8 +109,14 @@ class BoundedSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return False
         return super().is_safe_attribute(obj, attr, value)
 
-    def wrap_str_format(self, value: Any) -> None:
-        """Leave `str.format` to `is_safe_attribute`, which refuses it."""
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Give `str.format` in its sandboxed form, unless a field is wide or of computed width."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            pattern = value.__self__.replace("{{", "")
+            is_computed = re.search(r"{[^{}]*{", pattern) is not None
+            self.budget.allow(MAX_LENGTH + 1 if is_computed else _widths(pattern))
+        return wrapped
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Apply an arithmetic operator whose result cannot be huge."""
@@ -128,21 +133,23 @@ class BoundedSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)  # type: ignore[misc]
 
     def _bounded_filters(self) -> dict[str, Callable]:
-        do_join, do_indent = self.filters["join"], self.filters["indent"]
+        do_indent = self.filters["indent"]
 
-        @jinja2.pass_eval_context
-        def join(eval_ctx: Any, value: Iterable, d: str = "", attribute: Any = None) -> str:
-            items = list(value)
-            if attribute is None:
-                return self._join(map(self._text, items), separator=str(d))
-            return do_join(eval_ctx, items, d, attribute)
+        def join(value: Iterable, d: str = "", attribute: Any = None) -> str:
+            get = jinja2.filters.make_attrgetter(self, attribute)
+            return self._join((self._text(get(item)) for item in value), separator=str(d))
 
         def indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
             added = width if isinstance(width, int) else len(width)
             self.budget.allow(len(s) + (s.count("\n") + 1) * added)
             return do_indent(s, width, first, blank)
 
+        def fill(value: str, *args: Any, **kwargs: Any) -> str:
+            self.budget.allow(_binop_length("%", value, None))
+            return value % (kwargs or args)
+
         return {
+            "format": fill,
             "join": join,
             "indent": indent,
             "replace": self._replace,
@@ -283,10 +290,14 @@ def _binop_length(operator: str, left: Any, right: Any) -> int:
             return _BIT_COST * left.bit_length() * right
         case "%" if isinstance(left, str):
             # A conversion's width or precision makes a string of that length.
-            widths = "".join(c if c.isdigit() else " " for c in left).split()
-            return len(left) + sum(map(int, widths)) if "*" not in left else MAX_LENGTH + 1
+            return _widths(left) if "*" not in left else MAX_LENGTH + 1
         case _:
             return 0
+
+
+def _widths(pattern: str) -> int:
+    """Return the sum of all numbers in a pattern, which bounds the padding it can ask for."""
+    return sum(int(number[:12]) for number in re.findall(r"[0-9]+", pattern))
 
 
 def _raise_exception(message: str) -> None:
@@ -294,6 +305,6 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(pattern: str) -> str:
-    if len(pattern) > 100 or any(char.isdigit() for char in pattern):
-        raise BudgetExceeded(f"a date pattern of {len(pattern)} characters")
+    if len(pattern) > 100 or re.search(r"%[-_^#0]*[1-9]", pattern):
+        raise BudgetExceeded(f"a date pattern of {len(pattern)} characters with widths")
     return datetime.datetime.now().strftime(pattern)

@@ -61,7 +61,13 @@ def test_generation_prompt_can_be_left_out():
             "3",
         ),
         ("{{ tools }}{{ documents }}{{ bos_token }}", "NoneNone<s>"),
-        ("{{ missing }}", ""),
+        ("{{ missing }}{{ ''.__class__ }}{{ '{0.__class__}'.format('') }}", ""),
+        ("{{ '{}={:>3} {{}}'.format('a', 1) }}{{ '%s %02d' | format('b', 2) }}", "a=  1 {}b 02"),
+        (
+            "{{ '%s-%d' % ('c', 3) }}{{ ['x'] | join('-') }}{{ messages | join('', 'role') }}",
+            "c-3xuser",
+        ),
+        ("{{ 'a</think>\nb'.split('</think>')[-1].lstrip('\n') }}", "b"),
     ],
 )
 def test_template_features_render_as_hugging_face_renders_them(source, expected):
@@ -126,8 +132,8 @@ def test_source_that_does_not_compile_is_refused(source):
         "{{ messages.append(1) }}",
         "{{ messages[0].update(role='x') }}",
         "{{ messages[0].pop('role') }}",
-        "{{ '{0.__class__}'.format('') }}",
-        "{{ '%s'.format_map({}) }}",
+        "{{ '{0.__class__.__mro__}'.format('') }}",
+        "{{ '{a.__class__.__mro__}'.format_map({'a': 1}) }}",
         "{% include '/etc/passwd' %}",
         "{% import 'os' as os %}",
         "{{ lipsum() }}",
@@ -177,6 +183,7 @@ BOMBS = {
     "percent": "{{ '%999999999999d' % 1 }}",
     "percent star": "{{ '%*d' % (10 ** 12, 1) }}",
     "format method": "{{ '{:>999999999999}'.format(1) }}",
+    "format method of computed width": "{{ '{:>{}}'.format(1, 10 ** 12) }}",
     "date pattern": "{{ strftime_now('%9999999999Y') }}",
 }
 
