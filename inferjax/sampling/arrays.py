@@ -79,7 +79,7 @@ class Sampled:
     status: Int[Array, " B"]
 
 
-type Values = float | int | bool | Array | np.ndarray | tuple | list
+type Values = float | int | bool | Array | np.ndarray | np.generic | tuple | list
 
 
 def make_sampling(

@@ -60,11 +60,20 @@ def invert_cdf(
     totals = jnp.sum(blocks, axis=-1)
     running = jnp.cumsum(totals, axis=-1)
     target = uniform * running[:, -1]
-    block = _first_above(running, target, totals > 0)
+    block = first_above(running, target, totals > 0)
     chosen = _take_block(blocks, block)
     before = jnp.take_along_axis(running - totals, block[:, None], axis=1)[:, 0]
-    inside = _first_above(jnp.cumsum(chosen, axis=-1), target - before, chosen > 0)
+    inside = first_above(jnp.cumsum(chosen, axis=-1), target - before, chosen > 0)
     return block * blocks.shape[-1] + inside, running[:, -1]
+
+
+def first_above(
+    running: Float[Array, "B N"], target: Float[Array, " B"], possible: Bool[Array, "B N"]
+) -> Int[Array, " B"]:
+    """Return the first possible index whose running sum passes the target, else the last one."""
+    above = (running > target[:, None]) & possible
+    last = possible.shape[1] - 1 - jnp.argmax(possible[:, ::-1], axis=1)
+    return jnp.where(jnp.any(above, axis=1), jnp.argmax(above, axis=1), last).astype(jnp.int32)
 
 
 def largest(
@@ -86,11 +95,3 @@ def _take_block(
     blocks: Float[Array, "B num block"], index: Int[Array, " B"]
 ) -> Float[Array, "B block"]:
     return blocks[jnp.arange(blocks.shape[0]), index]
-
-
-def _first_above(
-    running: Float[Array, "B N"], target: Float[Array, " B"], possible: Bool[Array, "B N"]
-) -> Int[Array, " B"]:
-    above = (running > target[:, None]) & possible
-    last = possible.shape[1] - 1 - jnp.argmax(possible[:, ::-1], axis=1)
-    return jnp.where(jnp.any(above, axis=1), jnp.argmax(above, axis=1), last).astype(jnp.int32)

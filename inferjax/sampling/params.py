@@ -5,7 +5,7 @@ import difflib
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn, Self, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,9 @@ class SamplingParams:
 
     Raises: InvalidSampling.
     """
+
+    # The checks below give typed errors; a type checker at run time would come before them.
+    __no_type_check__: ClassVar[bool] = True
 
     temperature: float = 1.0
     top_k: int = 0
@@ -63,7 +66,7 @@ class SamplingParams:
             _refuse("n", self.n, "1 when temperature is 0: greedy samples are all the same")
 
     @classmethod
-    def from_mapping(cls, fields: Mapping[str, Any]) -> Self:
+    def from_mapping(cls, fields: Mapping[str, Any]) -> "SamplingParams":
         """Build from parsed JSON: unknown fields are refused, keys of `logit_bias` may be strings.
 
         Raises: InvalidSampling.
@@ -149,10 +152,10 @@ def _refuse(name: str, value: object, allowed: str) -> NoReturn:
 
 def _real(allowed: str, holds: Callable[[float], bool]) -> Check:
     def check(name: str, value: Any) -> float:
-        is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if not is_real or not math.isfinite(value) or not holds(float(value)):
+        number = _float(value)
+        if not math.isfinite(number) or not holds(number):
             _refuse(name, value, f"a finite number {allowed}")
-        return float(value)
+        return number
 
     return check
 
@@ -168,6 +171,16 @@ def _integer(low: int, high: int, *, optional: bool = False) -> Check:
         return int(value)
 
     return check
+
+
+def _float(value: Any) -> float:
+    """Return the number, or NaN for what is none; an integer beyond the floats is infinite."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _is_integer(value: Any) -> bool:

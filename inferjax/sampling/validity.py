@@ -45,7 +45,7 @@ def invalid_rows(sampling: Sampling, vocab_size: int) -> Bool[Array, " B"]:
 def neutral_rows(sampling: Sampling, rows: Bool[Array, " B"]) -> Sampling:
     """Make `rows` greedy and unconstrained."""
 
-    def reset(value: Array, neutral: float) -> Array:
+    def reset(value: Array, neutral: float | int) -> Array:
         chosen = rows.reshape(-1, *[1] * (value.ndim - 1))
         return jnp.where(chosen, jnp.asarray(neutral, value.dtype), value)
 
