@@ -19,6 +19,8 @@ from inferjax.tokenizer.detokenizer import METASPACE
 from inferjax.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 _PREFIX = "tokenizer.ggml."
+# Splitting a piece costs the square of its length; real ones have at most a few dozen characters.
+MAX_PIECE_CHARS = 256
 
 _GPT2_WORD = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3_WORD = (
@@ -179,6 +181,10 @@ def _merges_by_score(
     ]
     scored = [i for i, kind in enumerate(types) if kind == TokenType.NORMAL]
     scored.sort(key=lambda i: -scores[i])
+    if (longest := max((len(pieces[i]) for i in scored), default=0)) > MAX_PIECE_CHARS:
+        raise _bad_key(
+            "tokens", f"has a piece of {longest:,} characters, at most {MAX_PIECE_CHARS}"
+        )
     merges = []
     for i in itertools.chain(spaces, scored):
         piece = pieces[i]

@@ -161,6 +161,7 @@ def test_damaged_byte_level_metadata_is_named(changes, named):
         ("scores", float("nan")),
         ("tokens", "▁t"),
         ("tokens", "\ud800"),
+        ("tokens", "a" * 10_000_000),
     ],
 )
 def test_damaged_sentencepiece_metadata_is_named(key, value):
