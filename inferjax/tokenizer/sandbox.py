@@ -27,6 +27,7 @@ MAX_LENGTH = 16_000_000
 MAX_SECONDS = 5.0
 # Arithmetic on long integers is not linear: 26 million bits took 2 s.
 _BIT_COST = 256
+_MAX_JSON_INDENT = 16
 _ABSENT_FILTERS = (
     *("batch", "center", "pprint", "random", "slice"),
     *("urlencode", "urlize", "wordwrap", "xmlattr"),
@@ -206,10 +207,9 @@ class BoundedSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         sort_keys: bool = False,
     ) -> str:
         """Write JSON as chat templates expect it: Unicode as it is, nothing HTML-escaped."""
-        if indent is not None:
-            self.budget.allow(
-                MAX_LENGTH // 16 * (indent if isinstance(indent, int) else len(indent))
-            )
+        width = indent if isinstance(indent, int) else len(indent or "")
+        if width > _MAX_JSON_INDENT:
+            raise BudgetExceeded(f"JSON indented by {width:,}")
         text = json.dumps(
             self._admit(value),
             ensure_ascii=ensure_ascii,
