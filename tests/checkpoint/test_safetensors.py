@@ -120,6 +120,7 @@ BAD_FILES = {
     "seven-bytes": (b"\x02" + bytes(6), "7 bytes"),
     "header-claims-2**63": (make_safetensors(W, EIGHT, 2**63), f"claims {2**63}"),
     "header-past-end": (make_safetensors(W, EIGHT, 5000), "claims 5000"),
+    "header-one-past-end": (make_safetensors({}, length=3), "claims 3"),
     "header-cut": (make_safetensors(W, EIGHT)[:40], "40 bytes"),
     "header-length-0": (make_safetensors(b""), "no safetensors header"),
     "header-not-object": (make_safetensors([1]), "no safetensors header"),
@@ -131,8 +132,15 @@ BAD_FILES = {
     "not-json": (make_safetensors(b"{]"), "JSON"),
     "nan": (make_safetensors(b'{"__metadata__": NaN}'), "NaN is not JSON"),
     "endless-number": (make_safetensors(b'{"w": ' + b"9" * 10_000 + b"}"), "JSON"),
-    "depth-bomb-arrays": (make_safetensors(b'{"w":' + b"[" * 200_000), "JSON"),
-    "depth-bomb-objects": (make_safetensors(b'{"w":' + b'{"w":' * 200_000), "JSON"),
+    "depth-bomb-arrays": (make_safetensors(b'{"w":' + b"[" * 100_000 + b" " * 10**6), "JSON"),
+    "depth-bomb-objects": (
+        make_safetensors(b'{"w":' + b'{"w":' * 100_000 + b" " * 10**6),
+        "recursion",
+    ),
+    "list-bomb": (
+        make_safetensors(b'{"w":[' + b"[]," * 100_000 + b"[]]}"),
+        "100003 lists and objects",
+    ),
     "name-twice": (
         make_safetensors(f'{{"w": {W_TEXT}, "w": {W_TEXT}}}'.encode(), EIGHT),
         "'w' appears twice",
@@ -200,6 +208,17 @@ BAD_FILES = {
     "overlap-partial": (
         make_safetensors({"w": make_entry(), "v": make_entry(offsets=(4, 12))}, bytes(12)),
         "'v' overlaps 'w'",
+    ),
+    "overlap-behind-an-empty-tensor": (
+        make_safetensors(
+            {
+                "w": make_entry(shape=(4,), offsets=(0, 16)),
+                "e": make_entry(shape=(0,), offsets=(2, 2)),
+                "v": make_entry(offsets=(8, 16)),
+            },
+            bytes(16),
+        ),
+        "'v' overlaps",
     ),
     "gap-at-start": (
         make_safetensors({"w": make_entry(offsets=(4, 12))}, bytes(12)),
