@@ -61,7 +61,7 @@ def find_model(source: str | Path, cache_dir: Path | None, *, progress: bool) ->
         if path.exists():
             return path
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{str(source)[:200]!r} is no path", why=str(error)) from error
+        raise CheckpointError(f"{str(source)[:200]!r} is no path", why=str(error)[:80]) from error
     catalog = load_catalog()
     if isinstance(source, str) and source in catalog:
         return fetch(source, cache_dir or default_cache_dir(), progress=progress)

@@ -307,10 +307,11 @@ def served_context(reader: ConfigReader, declared: int, *, extendable: bool = Fa
     wanted = reader.max_context
     if wanted is None:
         return declared
-    if wanted < 1 or wanted > MAX_CONTEXT or (wanted > declared and not extendable):
+    most = MAX_CONTEXT if extendable else declared
+    if type(wanted) is not int or not 1 <= wanted <= most:
         raise UnsupportedConfig(
-            f"max_context is {wanted}",
+            f"max_context is {str(wanted)[:40]}",
             why=f"the checkpoint declares a context of {declared} tokens",
-            fix=f"ask for 1 to {declared}, or set rope scaling in config.json",
+            fix=f"ask for 1 to {most}, or set rope scaling in config.json",
         )
     return wanted

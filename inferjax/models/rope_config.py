@@ -88,7 +88,7 @@ def _unscaled(inner: ConfigReader, rope: Rope, declared: int, original: int | No
 
 def _linear(inner: ConfigReader, rope: Rope, declared: int, original: int | None) -> Rope:
     del declared, original
-    return dataclasses.replace(rope, scaling="linear", factor=inner.positive("factor"))
+    return dataclasses.replace(rope, scaling="linear", factor=_factor(inner))
 
 
 def _dynamic(inner: ConfigReader, rope: Rope, declared: int, original: int | None) -> Rope:
@@ -98,7 +98,7 @@ def _dynamic(inner: ConfigReader, rope: Rope, declared: int, original: int | Non
         inner.refuse("original_max_position_embeddings", original, f"expected {declared}")
     if rope.dim <= 2:
         inner.refuse("rope_type", "dynamic", "it needs more than 2 rotated dimensions")
-    factor = inner.number("factor", low=1.0)
+    factor = inner.number("factor", low=1.0, high=1e6)
     return dataclasses.replace(rope, scaling="dynamic", factor=factor, original_context=declared)
 
 
@@ -109,7 +109,7 @@ def _llama3(inner: ConfigReader, rope: Rope, declared: int, original: int | None
     return dataclasses.replace(
         rope,
         scaling="llama3",
-        factor=inner.positive("factor"),
+        factor=_factor(inner),
         original_context=_original(inner, declared, original),
         low_freq_factor=low,
         high_freq_factor=high,
@@ -122,12 +122,12 @@ def _yarn(inner: ConfigReader, rope: Rope, declared: int, original: int | None) 
     attention_factor = inner.number("attention_factor", None)
     fast = inner.number("beta_fast", 0.0) or 32.0
     slow = inner.number("beta_slow", 0.0) or 1.0
-    if slow > fast:
-        inner.refuse("beta_slow", slow, f"it must not exceed beta_fast ({fast:g})")
+    if not 1e-3 <= slow <= fast:
+        inner.refuse("beta_slow", slow, f"it must be from 0.001 to beta_fast ({fast:g})")
     return dataclasses.replace(
         rope,
         scaling="yarn",
-        factor=inner.positive("factor", declared / context),
+        factor=_factor(inner, declared / context),
         original_context=context,
         attention_factor=attention_factor,
         beta_fast=fast,
@@ -145,12 +145,20 @@ def _longrope(inner: ConfigReader, rope: Rope, declared: int, original: int | No
     return dataclasses.replace(
         rope,
         scaling="longrope",
-        factor=inner.positive("factor", declared / context),
+        factor=_factor(inner, declared / context),
         original_context=context,
         attention_factor=inner.number("attention_factor", None),
         long_factor=inner.numbers("long_factor", rope.dim // 2),
         short_factor=inner.numbers("short_factor", rope.dim // 2),
     )
+
+
+def _factor(inner: ConfigReader, default: float | None = None) -> float:
+    """Return by how much the context is stretched; only some rules have a default."""
+    given = inner.number("factor", default, low=1e-3, high=1e6)
+    if given is None:
+        inner.refuse("factor", None, "the rule is defined by it")
+    return given
 
 
 def _original(inner: ConfigReader, declared: int, outer: int | None) -> int:
