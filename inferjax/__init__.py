@@ -1,7 +1,9 @@
 """The inference engine you can jit, vmap, grad and shard."""
 
+from inferjax.checkpoint.load import Model, load
 from inferjax.config import Exec, ModelConfig
 from inferjax.errors import InferjaxError
+from inferjax.generation import stream
 from inferjax.kv.cache import KVCache, init_cache
 from inferjax.runtime.arguments import raise_for_status
 from inferjax.runtime.generate import Generation, generate
@@ -9,12 +11,13 @@ from inferjax.runtime.inputs import (
     DecodeState,
     StepInputs,
     StepOutput,
+    init_state,
     insert,
     make_inputs,
     release,
 )
 from inferjax.runtime.score import activations, forward, score
-from inferjax.runtime.steps import decode, extend, prefill, verify
+from inferjax.runtime.steps import decode, extend, prefill, start, verify
 from inferjax.sampling import Sampling, SamplingParams, make_sampling, sample
 
 __all__ = [
@@ -23,6 +26,7 @@ __all__ = [
     "Generation",
     "InferjaxError",
     "KVCache",
+    "Model",
     "ModelConfig",
     "Sampling",
     "SamplingParams",
@@ -34,7 +38,9 @@ __all__ = [
     "forward",
     "generate",
     "init_cache",
+    "init_state",
     "insert",
+    "load",
     "make_inputs",
     "make_sampling",
     "prefill",
@@ -42,5 +48,7 @@ __all__ = [
     "release",
     "sample",
     "score",
+    "start",
+    "stream",
     "verify",
 ]

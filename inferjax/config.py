@@ -1,7 +1,7 @@
 """Settings of two scopes that never inherit from each other.
 
-`ModelConfig` holds facts of a checkpoint; `Exec` holds how to run. Both are frozen and hashable, so they
-can be static arguments of `jax.jit`; dtypes are canonical strings, because `jnp.bfloat16` and
+`ModelConfig` holds facts of a checkpoint; `Exec` holds how to run. Both are frozen and hashable, so
+they can be static arguments of `jax.jit`; dtypes are canonical strings, because `jnp.bfloat16` and
 `jnp.dtype("bfloat16")` compare equal yet hash differently and would compile twice.
 """
 
@@ -16,8 +16,8 @@ class Rope:
     """Rotary position embedding of one kind of layer.
 
     `dim` counts the rotated leading dimensions of a head. `scaling` names the rule that bends the
-    frequencies; the rule's numbers are the optional fields below. Rules that Hugging Face recomputes
-    per call ("dynamic", "longrope") are fixed once from `max_context`. `interleaved` is a fact of the
+    frequencies; the rule's numbers are the optional fields below. Rules that Hugging Face
+    recomputes per call ("dynamic", "longrope") are fixed once from `max_context`. `interleaved` is a fact of the
     checkpoint only: it pairs neighbouring dimensions, which the loader moves half a head apart.
     """
 
@@ -105,9 +105,9 @@ class MLP:
 class Router:
     """How a token picks its experts.
 
-    "softmax_topk" normalises over the chosen logits only, "softmax" over all experts, "sigmoid" scores
-    each expert alone. Groups are limited before the choice; `score_bias` moves the choice but not the
-    weight (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    "softmax_topk" normalises over the chosen logits only, "softmax" over all experts, "sigmoid"
+    scores each expert alone. Groups are limited before the choice; `score_bias` moves the choice
+    but not the weight (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
     """
 
     kind: Literal["softmax_topk", "softmax", "sigmoid"]
@@ -142,8 +142,8 @@ class MoE:
 class LayerSpec:
     """One decoder layer: its attention, its feed-forward and where it normalises.
 
-    `norm_in` normalises each block's input (the usual), `norm_out` its output before the residual is
-    added (Gemma 3 has both, OLMo 2 only the latter). `group` is the index of the layer's page pool.
+    `norm_in` normalises each block's input (the usual), `norm_out` its output before the residual
+    is added (Gemma 3 has both, OLMo 2 only the latter). `group` is the layer's page pool.
     """
 
     attention: Attention | LatentAttention

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import types
 from collections.abc import Mapping
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin
 
 # What each field of SamplingParams does; one that is neither here nor in NOT_FLAGS fails a test.
 SAMPLING_HELP = {
@@ -46,7 +46,6 @@ def add_fields(
     `defaults` are this command's own, for fields where it differs from the dataclass.
     """
     group = parser.add_argument_group(title)
-    hints = get_type_hints(settings)
     for field in dataclasses.fields(settings):
         if field.name not in texts:
             continue
@@ -58,7 +57,7 @@ def add_fields(
             dest=field.name,
             default=argparse.SUPPRESS,
             help=text.replace("%", "%%"),
-            **_argument(hints[field.name]),
+            **_argument(field.type),
         )
 
 

@@ -10,10 +10,15 @@ from inferjax.cli.stops import StopStrings
 
 @runtime_checkable
 class Event(Protocol):
-    """What one dispatch of the model brings: its tokens, and why the reply ends if it does."""
+    """What one dispatch of the model brings: its tokens, and why the reply ends if it does.
+
+    The top lists have one entry per token, empty unless asked for.
+    """
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
+    top_ids: Sequence[Sequence[int]]
+    top_logprobs: Sequence[Sequence[float]]
     finish_reason: str | None
 
 
@@ -50,6 +55,8 @@ class Reply:
     text: str
     token_ids: list[int]
     logprobs: list[float]
+    top_ids: list[list[int]]
+    top_logprobs: list[list[float]]
     finish_reason: str
     stop: str | None
     timings: Timings
@@ -94,6 +101,8 @@ def collect(
         text="".join(text.pieces),
         token_ids=text.token_ids,
         logprobs=text.logprobs,
+        top_ids=text.top_ids,
+        top_logprobs=text.top_logprobs,
         finish_reason=finish or "length",
         stop=text.stops.matched,
         timings=_timings(marks, counts, num_prompt_tokens, len(text.token_ids), compile_seconds),
@@ -115,12 +124,16 @@ class _Text:
         self.pieces: list[str] = []
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
+        self.top_ids: list[list[int]] = []
+        self.top_logprobs: list[list[float]] = []
 
     def add(self, event: Event) -> bool:
         """Take one dispatch; return whether a stop string ended the text and dropped the rest."""
-        for token_id, logprob in zip(event.token_ids, event.logprobs, strict=True):
+        for i, token_id in enumerate(event.token_ids):
             self.token_ids.append(token_id)
-            self.logprobs.append(logprob)
+            self.logprobs.append(event.logprobs[i])
+            self.top_ids.append(list(event.top_ids[i]))
+            self.top_logprobs.append(list(event.top_logprobs[i]))
             piece, stopped = self.detokenizer.push(token_id), False
             if len(self.token_ids) > self.min_tokens:
                 piece, stopped = self.stops.push(piece)

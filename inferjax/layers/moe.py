@@ -47,7 +47,9 @@ def route(
         top, experts = lax.top_k(logits, router.experts_per_token)
         return jax.nn.softmax(top, axis=-1) * router.scale, experts
     scores = jax.nn.sigmoid(logits) if router.kind == "sigmoid" else jax.nn.softmax(logits, axis=-1)
-    choice = scores if w.score_bias is None else scores + align_last(w.score_bias.astype(jnp.float32), 2)
+    choice = (
+        scores if w.score_bias is None else scores + align_last(w.score_bias.astype(jnp.float32), 2)
+    )
     if router.num_groups > 1:
         choice = _limit_groups(choice, router)
     experts = lax.top_k(choice, router.experts_per_token)[1]

@@ -58,7 +58,7 @@ def raise_for_status(status: Any) -> None:
                 raise kind(f"row {row}: {what}", why=f"status {Status(int(bits[row]))!r}", fix=fix)
 
 
-def as_tokens(tokens: Any, config: ModelConfig) -> Int[Array, "B T"]:
+def as_tokens(tokens: Any) -> Int[Array, "B T"]:
     """Return int32 tokens [B, T].
 
     Raises: ShapeError; InvalidInput for no tokens, or for concrete ids outside the vocabulary.

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from inferjax.config import Exec, ModelConfig, cache_groups
+from inferjax.config import Exec, ModelConfig
 from inferjax.errors import InvalidInput, InvalidSampling
-from inferjax.kv.cache import KVCache, copy_pages, init_cache
+from inferjax.kv.cache import KVCache, copy_pages, init_cache, page_size_of
 from inferjax.params import Params
 from inferjax.pytree import pytree
 from inferjax.runtime.arguments import (
@@ -19,12 +19,11 @@ from inferjax.runtime.arguments import (
     check_context,
     check_ids,
 )
-from inferjax.runtime.inputs import DecodeState, StepInputs, input_status
+from inferjax.runtime.inputs import DecodeState, StepInputs, init_state, input_status
 from inferjax.runtime.passes import last_rows, logits_of, run_paged
 from inferjax.runtime.steps import decode_loop, draw
 from inferjax.sampling import (
     Sampled,
-    SampleState,
     Sampling,
     SamplingParams,
     Status,
@@ -38,8 +37,9 @@ class Generation:
     """Sampled continuations: [B, T], or [B, n, T] when `num_samples` was given.
 
     After a row's end tokens are the pad id and log-probabilities 0; `lengths` counts the stop id.
-    `logprobs` are raw and equal to `score`; `sampled_logprobs` are under the distribution drawn from.
-    `top_ids` and `top_logprobs` have a last axis of `exec.top_logprobs`. `status` is 0 for good rows.
+    `logprobs` are raw and equal to `score`; `sampled_logprobs` are under the distribution drawn
+    from. `top_ids` and `top_logprobs` have a last axis of `exec.top_logprobs`. `status` holds
+    `Status` bits, 0 for good rows.
     """
 
     tokens: Int[Array, "*rows T"]
@@ -65,15 +65,15 @@ def generate(
 ) -> Generation:
     """Continue each prompt by up to `max_new_tokens` tokens.
 
-    tokens [B, S] are padded on the right, `lengths [B]` says where each prompt ends. `key` is one key
-    or one per row; a token's randomness is fold_in(fold_in(row key, sample index), position), and
-    without a key the sampling must be greedy. `sampling` defaults to greedy. With `num_samples` each
-    prompt is prefilled once and its full pages are shared by all its samples. Memory: a cache for
+    `tokens` are padded on the right, `lengths` says where each prompt ends. `key` is one key or one
+    per row; a token's randomness is fold_in(fold_in(row key, sample index), position), and without
+    a key the sampling must be greedy, which is the default. With `num_samples` each prompt is
+    prefilled once and its full pages are shared by all its samples. Memory: a cache for
     B * (S + num_samples * max_new_tokens) tokens lives inside the call.
 
     Raises: ShapeError, InvalidInput, RequestTooLong, InvalidSampling.
     """
-    tokens = as_tokens(tokens, config)
+    tokens = as_tokens(tokens)
     lengths = as_lengths(lengths, tokens)
     check_ids(tokens, lengths, config)
     if max_new_tokens < 1 or (num_samples is not None and num_samples < 1):
@@ -139,15 +139,15 @@ def _generate(
     num_samples: int | None,
     exec: Exec,
 ) -> Generation:
-    batch, width = tokens.shape
+    copies = num_samples or 1
     cache, prompt_table = _prompt_cache(
-        params, config, batch, width, num_samples, max_new_tokens, exec
+        params, config, tokens.shape, num_samples, max_new_tokens, exec
     )
     inputs = StepInputs(
         tokens=tokens,
         lengths=lengths,
         starts=jnp.zeros_like(lengths),
-        block_tables=(prompt_table,) * len(cache_groups(config)),
+        block_tables=(prompt_table,) * len(cache.groups),
     )
     status = input_status(inputs, cache, config.vocab_size)
     status |= jnp.where(lengths < 1, int(Status.EMPTY_PROMPT), 0)
@@ -155,12 +155,21 @@ def _generate(
     logits = logits_of(params, config, hidden, exec)
     table = prompt_table
     if num_samples is not None:
-        cache, table = _share_pages(cache, prompt_table, lengths, num_samples, max_new_tokens, exec)
-    state = _first_state(
-        tokens, lengths, keys, sampling, status, table, cache, num_samples, max_new_tokens
+        cache, table = _share_pages(cache, prompt_table, lengths, num_samples, max_new_tokens)
+    rows = (tokens, lengths, keys, sampling, status, logits)
+    tokens, lengths, keys, sampling, status, logits = jax.tree.map(
+        lambda x: jnp.repeat(x, copies, axis=0), rows
     )
-    logits = jnp.repeat(logits, num_samples or 1, axis=0)
-    first, state = draw(logits, config, state, exec)
+    state = init_state(
+        tokens,
+        lengths,
+        keys=keys,
+        sampling=sampling,
+        block_tables=(table,) * len(cache.groups),
+        room=max_new_tokens,
+        sample_index=jnp.arange(lengths.shape[0], dtype=jnp.int32) % copies,
+    )
+    first, state = draw(logits, config, state.replace(done=status != 0), exec)
     rest, state, _ = decode_loop(params, config, cache, state, max_new_tokens - 1, exec)
     return _result(first, rest, state, status, num_samples)
 
@@ -198,14 +207,13 @@ def prefill_chunks(
 def _prompt_cache(
     params: Params,
     config: ModelConfig,
-    batch: int,
-    width: int,
+    shape: tuple[int, ...],
     num_samples: int | None,
     max_new_tokens: int,
     exec: Exec,
 ) -> tuple[KVCache, Int[Array, "B M"]]:
     """Allocate pages; return the cache and the prompts' block tables."""
-    size = exec.page_size
+    (batch, width), size = shape, exec.page_size
     tokens = width if num_samples is not None else width + max_new_tokens
     per_row = -(-tokens // size)
     own = 0 if num_samples is None else batch * num_samples * _own_pages(max_new_tokens, size)
@@ -225,16 +233,16 @@ def _share_pages(
     lengths: Int[Array, " B"],
     num_samples: int,
     max_new_tokens: int,
-    exec: Exec,
 ) -> tuple[KVCache, Int[Array, "R M"]]:
     """Give every sample the prompt's full pages and pages of its own, the first one a copy.
 
-    Page j of a sample is the prompt's while j < length // page_size; the prompt's last, partly filled
-    page is copied, because the samples write different tokens behind it.
+    Page j of a sample is the prompt's while j < length // page_size; the prompt's last, partly
+    filled page is copied, because the samples write different tokens behind it.
     """
     batch, prompt_pages = prompt_table.shape
-    own_pages = _own_pages(max_new_tokens, exec.page_size)
-    full = (lengths // exec.page_size)[:, None, None]
+    size = page_size_of(cache)
+    own_pages = _own_pages(max_new_tokens, size)
+    full = (lengths // size)[:, None, None]
     sample = jnp.arange(batch * num_samples, dtype=jnp.int32).reshape(batch, num_samples, 1)
     base = 1 + batch * prompt_pages + sample * own_pages
     page = jnp.arange(prompt_pages + own_pages, dtype=jnp.int32)[None, None]
@@ -246,45 +254,12 @@ def _share_pages(
     return copy_pages(cache, source, base.reshape(-1)), table
 
 
-def _first_state(
-    tokens: Array,
-    lengths: Array,
-    keys: Array,
-    sampling: Sampling,
-    status: Array,
-    table: Array,
-    cache: KVCache,
-    num_samples: int | None,
-    max_new_tokens: int,
-) -> DecodeState:
-    copies = num_samples or 1
-    spread = lambda x: jnp.repeat(x, copies, axis=0)  # noqa: E731
-    rows = tokens.shape[0] * copies
-    limit = jnp.minimum(sampling.max_tokens, max_new_tokens)
-    lengths = spread(lengths)
-    sample = SampleState(
-        key=spread(keys),
-        sample_index=jnp.tile(jnp.arange(copies, dtype=jnp.int32), tokens.shape[0]),
-        position=lengths,
-        history=spread(jnp.pad(tokens, ((0, 0), (0, max_new_tokens)))),
-        history_len=lengths,
-        prompt_len=lengths,
-    )
-    return DecodeState(
-        tokens=jnp.zeros((rows,), jnp.int32),
-        done=spread(status != 0),
-        sample=sample,
-        sampling=jax.tree.map(spread, sampling.replace(max_tokens=limit)),
-        block_tables=(table,) * len(cache.groups),
-    )
-
-
 def _result(
     first: Sampled, rest: Sampled, state: DecodeState, status: Array, num_samples: int | None
 ) -> Generation:
     drawn = jax.tree.map(lambda a, b: jnp.concatenate([a[:, None], b], axis=1), first, rest)
     bits = lax.reduce(drawn.status, jnp.int32(0), lax.bitwise_or, (1,))
-    bits |= jnp.repeat(status, num_samples or 1)
+    bits |= status
     result = Generation(
         tokens=drawn.tokens,
         logprobs=drawn.logprobs,

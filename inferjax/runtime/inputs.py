@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from inferjax.kv.cache import KVCache, num_pages_of, page_size_of
 from inferjax.pytree import pytree
@@ -17,8 +17,8 @@ from inferjax.sampling import Sampling, SampleState, Status
 class StepInputs:
     """New tokens of a step: row b appends `tokens[b, :lengths[b]]` after `starts[b]` cached ones.
 
-    Several rows may belong to one sequence (the same block table, consecutive starts). A length of 0
-    is padding. `block_tables` has one [B, M] of page ids per cache group.
+    Several rows may belong to one sequence (the same block table, consecutive starts). A length of
+    0 is padding. `block_tables` has one [B, M] of page ids per cache group.
     """
 
     tokens: Int[Array, "B T"]
@@ -64,6 +64,38 @@ def make_inputs(
         lengths=jnp.broadcast_to(lengths, (batch,)),
         starts=jnp.broadcast_to(jnp.asarray(starts, jnp.int32), (batch,)),
         block_tables=tuple(jnp.asarray(t, jnp.int32) for t in block_tables),
+    )
+
+
+def init_state(
+    prompts: Int[Array, "B S"],
+    lengths: Int[Array, " B"],
+    *,
+    keys: Key[Array, " B"],
+    sampling: Sampling,
+    block_tables: Sequence[Int[Array, "B M"]],
+    room: int,
+    sample_index: Int[Array, " B"] | None = None,
+) -> DecodeState:
+    """Return the state of rows whose prompts are cached and whose first token is still to be drawn.
+
+    `room` bounds the tokens a row may draw, beside its own `max_tokens`.
+    """
+    limit = jnp.minimum(sampling.max_tokens, jnp.int32(room))
+    sample = SampleState(
+        key=keys,
+        sample_index=jnp.zeros_like(lengths) if sample_index is None else sample_index,
+        position=lengths,
+        history=jnp.pad(prompts, ((0, 0), (0, room))),
+        history_len=lengths,
+        prompt_len=lengths,
+    )
+    return DecodeState(
+        tokens=jnp.zeros_like(lengths),
+        done=jnp.zeros(lengths.shape, jnp.bool_),
+        sample=sample,
+        sampling=sampling.replace(max_tokens=limit),
+        block_tables=tuple(block_tables),
     )
 
 

@@ -1,4 +1,4 @@
-"""One pass of new tokens through the model, plain or in exact tiles: what every step is built from."""
+"""One pass of new tokens through the model, plain or in exact tiles: every step is built of it."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int

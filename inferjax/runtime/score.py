@@ -71,7 +71,7 @@ def activations(
 
 
 def _checked(config: ModelConfig, tokens: Any, lengths: Any) -> tuple[Array, Array]:
-    tokens = as_tokens(tokens, config)
+    tokens = as_tokens(tokens)
     lengths = as_lengths(lengths, tokens)
     check_ids(tokens, lengths, config)
     check_context(tokens.shape[1], config)

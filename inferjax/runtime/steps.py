@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from inferjax.config import Exec, ModelConfig
 from inferjax.errors import InvalidInput, ShapeError
@@ -41,9 +41,9 @@ def extend(
     """Append new tokens to rows of the cache; prefill, chunked prefill and verification are this.
 
     `values` are float32 logits after each row's last token [B, V] ("last") or after every token
-    [B, T, V] ("all"), or the log-probability of each token's successor within the row [B, T], 0 where
-    there is none ("logprobs"). The cache is donated. A row whose tokens or pages are out of range
-    says so in `status` and touches no page but its own.
+    [B, T, V] ("all"), or the log-probability of each token's successor within the row [B, T], 0
+    where there is none ("logprobs"). The cache is donated. A row whose tokens or pages are out of
+    range says so in `status` and touches no page but its own.
 
     Raises: ShapeError, InvalidInput.
     """
@@ -59,6 +59,20 @@ prefill = functools.partial(extend, outputs="last")
 verify = functools.partial(extend, outputs="all")
 
 
+def start(
+    config: ModelConfig,
+    logits: Float[Array, "B V"],
+    state: DecodeState,
+    *,
+    exec: Exec = Exec(),
+) -> tuple[StepOutput, DecodeState]:
+    """Draw the first token of rows that have just been prefilled, from their last logits.
+
+    `values` is a `Sampled` of [B] arrays. The state is donated.
+    """
+    return _start(logits, state, config=config, exec=exec)
+
+
 def decode(
     params: Params,
     config: ModelConfig,
@@ -70,9 +84,9 @@ def decode(
 ) -> tuple[StepOutput, DecodeState, KVCache]:
     """Draw up to `steps` tokens per row in one dispatch.
 
-    `values` is a `Sampled` of [B, steps] arrays; after a row's end its tokens are the pad id and its
-    log-probabilities 0. A row ends by a stop id, by `max_tokens`, or by a problem named in `status`.
-    When all rows are done the remaining steps cost nothing. Cache and state are donated.
+    `values` is a `Sampled` of [B, steps] arrays; after a row's end its tokens are the pad id and
+    its log-probabilities 0. A row ends by a stop id, by `max_tokens`, or by a problem named in
+    `status`. When all rows are done the remaining steps cost nothing. Cache and state are donated.
 
     Raises: ShapeError, InvalidInput.
     """
@@ -119,6 +133,14 @@ def _successor_logprobs(
     values = jnp.pad(values, ((0, 0), (0, 1)))
     known = jnp.arange(1, values.shape[1] + 1, dtype=jnp.int32)[None] < inputs.lengths[:, None]
     return jnp.where(known, values, 0.0)
+
+
+@jax.jit(static_argnames=("config", "exec"), donate_argnames=("state",))
+def _start(
+    logits: Array, state: DecodeState, *, config: ModelConfig, exec: Exec
+) -> tuple[StepOutput, DecodeState]:
+    drawn, state = draw(logits, config, state, exec)
+    return StepOutput(values=drawn, status=drawn.status), state
 
 
 @jax.jit(static_argnames=("config", "steps", "exec"), donate_argnames=("cache", "state"))

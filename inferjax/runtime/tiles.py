@@ -1,7 +1,7 @@
 """Fixed tiles of rows, by which exact mode earns bit-identical results.
 
-XLA computes a row of a matmul differently in batches of different sizes. Here all rows pass through one
-loop body of a fixed number of rows, whatever the batch or the length of the prompt.
+XLA computes a row of a matmul differently in batches of different sizes. Here all rows pass through
+one loop body of a fixed number of rows, whatever the batch or the length of the prompt.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ def map_tiles(
 ) -> tuple[Any, Any]:
     """Run `body(carry, rows of one tile) -> (carry, outputs)` over tiles, in order.
 
-    `rows` is a pytree of arrays with a common leading axis. Returns the last carry and the outputs of
-    all rows; tiles after the last live row are skipped and their outputs are zero.
+    `rows` is a pytree of arrays with a common leading axis. Returns the last carry and the outputs
+    of all rows; tiles after the last live row are skipped and their outputs are zero.
     """
     num_rows = jax.tree.leaves(rows)[0].shape[0]
     num_tiles = -(-num_rows // tile)

@@ -59,7 +59,7 @@ def draw_by_threshold(
 
 def _cut_at_count(ranked: Ranked, sampling: Sampling) -> Cut:
     size = ranked.weights.shape[1]
-    likely = _count(ranked.weights >= sampling.min_p[:, None])
+    likely = _count((ranked.weights >= sampling.min_p[:, None]) & (ranked.weights > 0.0))
     limit = jnp.where(sampling.top_k > 0, jnp.minimum(sampling.top_k, size), size)
     wanted = jnp.minimum(limit.astype(jnp.float32), likely)
     order = _bisect(lambda low: _count(ranked.order >= low[:, None]) >= wanted, wanted)

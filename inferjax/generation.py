@@ -1,0 +1,204 @@
+"""One reply as a host loop: prefill, then a few tokens per dispatch, as they come.
+
+All shapes come from a few buckets, so that a prompt of another length compiles nothing new; the tokens
+are those of `generate`.
+"""
+
+import dataclasses
+import secrets
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from inferjax.checkpoint.load import Model
+from inferjax.config import Exec, ModelConfig, cache_groups
+from inferjax.errors import InvalidInput, InvalidSampling
+from inferjax.kv.cache import KVCache, init_cache
+from inferjax.runtime.arguments import as_tokens, check_context, check_ids, raise_for_status
+from inferjax.runtime.inputs import DecodeState, StepOutput, init_state, make_inputs
+from inferjax.runtime.steps import decode, extend, start
+from inferjax.sampling import SamplingParams, sampling_arrays, seed_keys
+from inferjax.tokenizer import Tokenizer
+
+SMALLEST_BUCKET = 16
+SMALLEST_CAPACITY = 512
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEvent:
+    """Tokens of one dispatch. `finish_reason` is "stop" or "length" with the last ones, else None.
+
+    `top_ids` and `top_logprobs` hold `exec.top_logprobs` values per token.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    sampled_logprobs: list[float]
+    top_ids: list[list[int]]
+    top_logprobs: list[list[float]]
+    finish_reason: str | None
+
+
+def stream(
+    model: Model,
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams = SamplingParams(temperature=0.0),
+    *,
+    exec: Exec = Exec(),
+    steps: int = 8,
+) -> Iterator[StreamEvent]:
+    """Yield the reply's tokens: the first one as soon as it is known, then up to `steps` at a time.
+
+    Without `max_tokens` the reply may fill the model's context. Without a seed, sampling takes one
+    from the system. Stop strings are text and are left to whoever turns tokens into text.
+
+    Raises: InvalidInput, RequestTooLong, InvalidSampling; NonFiniteLogits while running.
+    """
+    config = model.config
+    room = _room(prompt_ids, sampling, config)
+    request = _prepared(sampling, model.tokenizer, room)
+    return _run(model, list(prompt_ids), request, exec, steps, room)
+
+
+def _run(
+    model: Model,
+    prompt_ids: list[int],
+    sampling: SamplingParams,
+    exec: Exec,
+    steps: int,
+    room: int,
+) -> Iterator[StreamEvent]:
+    params, config = model.params, model.config
+    capacity = _bucket(len(prompt_ids) + room, SMALLEST_CAPACITY)
+    cache, tables = _one_row_cache(model, capacity, exec)
+    logits, cache = _prefill(model, prompt_ids, cache, tables, exec)
+    state = _first_state(prompt_ids, sampling, tables, capacity, config)
+    eos_ids = () if sampling.ignore_eos else config.eos_ids
+    stop_ids = frozenset((*eos_ids, *sampling.stop_token_ids))
+    output, state = start(config, logits, state, exec=exec)
+    event = _event(output, state, 0, stop_ids)
+    yield event
+    count = 1
+    while event.finish_reason is None:
+        output, state, cache = decode(params, config, cache, state, steps=steps, exec=exec)
+        event = _event(output, state, count, stop_ids)
+        count += len(event.token_ids)
+        yield event
+
+
+def _room(prompt_ids: Sequence[int], sampling: SamplingParams, config: ModelConfig) -> int:
+    """Return how many tokens the reply may have."""
+    if not len(prompt_ids):
+        raise InvalidInput(
+            "empty prompt",
+            why="there is nothing to predict from",
+            fix="give at least one token, for example the BOS id",
+        )
+    ids = as_tokens(np.asarray([prompt_ids]))
+    check_ids(ids, jnp.full((1,), ids.shape[1], jnp.int32), config)
+    wanted = sampling.max_tokens
+    check_context(len(prompt_ids) + (1 if wanted is None else wanted), config)
+    return config.max_context - len(prompt_ids) if wanted is None else wanted
+
+
+def _prepared(sampling: SamplingParams, tokenizer: Tokenizer | None, room: int) -> SamplingParams:
+    """Return the request with its length decided and its banned words as token ids."""
+    if sampling.n != 1:
+        raise InvalidSampling(
+            f"n={sampling.n}", why="a stream is one reply", fix="use generate(num_samples=n)"
+        )
+    if sampling.bad_words and tokenizer is None:
+        raise InvalidSampling(
+            f"bad_words={sampling.bad_words!r}",
+            why="the model has no tokenizer to turn them into ids",
+            fix="use bad_token_ids",
+        )
+    # A word is written differently at the start of a text and after a space.
+    words = [form for word in sampling.bad_words for form in (word, f" {word.lstrip()}")]
+    banned = [tokenizer.encode(w, add_special_tokens=False) for w in words if tokenizer is not None]
+    return dataclasses.replace(
+        sampling,
+        bad_words=(),
+        bad_token_ids=(*sampling.bad_token_ids, *(tuple(ids) for ids in banned if ids)),
+        max_tokens=room,
+    )
+
+
+def _bucket(length: int, smallest: int) -> int:
+    """Return the power of two, at least `smallest`, that holds `length`."""
+    return max(smallest, 1 << (length - 1).bit_length())
+
+
+def _one_row_cache(model: Model, capacity: int, exec: Exec) -> tuple[KVCache, tuple[Array, ...]]:
+    pages = -(-capacity // exec.page_size)
+    kind = exec.kv_dtype or str(model.params.embed.dtype)
+    cache = init_cache(model.config, num_pages=1 + pages, exec=exec, dtype=kind)
+    table = jnp.arange(1, 1 + pages, dtype=jnp.int32)[None]
+    return cache, (table,) * len(cache_groups(model.config))
+
+
+def _prefill(
+    model: Model, prompt_ids: list[int], cache: KVCache, tables: tuple[Array, ...], exec: Exec
+) -> tuple[Float[Array, "B V"], KVCache]:
+    """Run the prompt in chunks; the last one is padded to its bucket."""
+    chunk, output = exec.prefill_chunk, None
+    for begin in range(0, len(prompt_ids), chunk):
+        part = prompt_ids[begin : begin + chunk]
+        width = min(chunk, _bucket(len(part), SMALLEST_BUCKET))
+        inputs = make_inputs(
+            np.pad(np.asarray([part], np.int32), ((0, 0), (0, width - len(part)))),
+            lengths=len(part),
+            starts=begin,
+            block_tables=tables,
+        )
+        output, cache = extend(model.params, model.config, cache, inputs, exec=exec)
+        raise_for_status(output.status)
+    if output is None:
+        raise InvalidInput("empty prompt", fix="give at least one token")
+    return output.values, cache
+
+
+def _first_state(
+    prompt_ids: list[int],
+    sampling: SamplingParams,
+    tables: tuple[Array, ...],
+    capacity: int,
+    config: ModelConfig,
+) -> DecodeState:
+    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+    history = np.zeros((1, capacity), np.int32)
+    history[0, : len(prompt_ids)] = prompt_ids
+    return init_state(
+        jnp.asarray(history),
+        jnp.asarray([len(prompt_ids)], jnp.int32),
+        keys=seed_keys([seed]),
+        sampling=sampling_arrays([sampling], vocab_size=config.vocab_size, eos_ids=config.eos_ids),
+        block_tables=tables,
+        room=capacity,
+    )
+
+
+def _event(
+    output: StepOutput, state: DecodeState, num_before: int, stop_ids: frozenset[int]
+) -> StreamEvent:
+    """Read one dispatch of the only row, which had drawn `num_before` tokens before it."""
+    raise_for_status(output.status)
+    drawn = jax.tree.map(lambda x: np.asarray(x[0]), output.values)
+    if drawn.tokens.ndim == 0:
+        drawn = jax.tree.map(lambda x: x[None], drawn)
+    count = int(state.sample.history_len[0] - state.sample.prompt_len[0]) - num_before
+    token_ids = drawn.tokens[:count].tolist()
+    reason = None
+    if bool(state.done[0]):
+        reason = "stop" if token_ids[-1] in stop_ids else "length"
+    return StreamEvent(
+        token_ids=token_ids,
+        logprobs=drawn.logprobs[:count].tolist(),
+        sampled_logprobs=drawn.sampled_logprobs[:count].tolist(),
+        top_ids=drawn.top_ids[:count].tolist(),
+        top_logprobs=drawn.top_logprobs[:count].tolist(),
+        finish_reason=reason,
+    )
