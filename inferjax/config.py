@@ -17,8 +17,9 @@ class Rope:
 
     `dim` counts the rotated leading dimensions of a head. `scaling` names the rule that bends the
     frequencies; the rule's numbers are the optional fields below. Rules that Hugging Face
-    recomputes per call ("dynamic", "longrope") are fixed once from `max_context`. `interleaved` is a fact of the
-    checkpoint only: it pairs neighbouring dimensions, which the loader moves half a head apart.
+    recomputes per call ("dynamic", "longrope") are fixed once from `max_context`. `interleaved` is
+    a fact of the checkpoint only: it pairs neighbouring dimensions, which the loader moves half a
+    head apart.
     """
 
     theta: float
@@ -172,7 +173,7 @@ class CacheGroup:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Everything the forward pass needs to know about a checkpoint, and nothing about how to run it."""
+    """All the forward pass needs to know about a checkpoint, and nothing about how to run it."""
 
     family: str
     vocab_size: int
@@ -223,7 +224,7 @@ def _group(specs: list[LayerSpec]) -> CacheGroup:
 
 
 def assign_groups(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
-    """Give every layer its page pool: one pool per (kind, window, shape), in order of appearance."""
+    """Give every layer its page pool, one per (kind, window, shape), in order of appearance."""
     keys: list[tuple[object, ...]] = []
     grouped = []
     for spec in layers:
@@ -239,8 +240,9 @@ def assign_groups(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
 class Exec:
     """How to run; nothing else selects a code path.
 
-    exact: run all rows in tiles of `tile` rows, so that a request's result is bit-identical whatever
-      shares its batch. tile: rows per tile, at least 2 (XLA computes a single row differently).
+    exact: run all rows in tiles of `tile` rows, so that a request's result is bit-identical
+      whatever shares its batch. tile: rows per tile, at least 2 (XLA computes a single row
+      differently).
     attention: implementation of the attention op, or "auto".
     page_size: tokens per cache page. kv_dtype: dtype of the pages, None means the weights' dtype.
     prefill_chunk: prompt tokens per prefill pass inside `generate`.

@@ -1,7 +1,7 @@
 """One reply as a host loop: prefill, then a few tokens per dispatch, as they come.
 
-All shapes come from a few buckets, so that a prompt of another length compiles nothing new; the tokens
-are those of `generate`.
+All shapes come from a few buckets, so that a prompt of another length compiles nothing new; the
+tokens are those of `generate`.
 """
 
 import dataclasses

@@ -68,7 +68,7 @@ def start(
 ) -> tuple[StepOutput, DecodeState]:
     """Draw the first token of rows that have just been prefilled, from their last logits.
 
-    `values` is a `Sampled` of [B] arrays. The state is donated.
+    `values` is a `Sampled` of [B] arrays.
     """
     return _start(logits, state, config=config, exec=exec)
 
@@ -86,7 +86,8 @@ def decode(
 
     `values` is a `Sampled` of [B, steps] arrays; after a row's end its tokens are the pad id and
     its log-probabilities 0. A row ends by a stop id, by `max_tokens`, or by a problem named in
-    `status`. When all rows are done the remaining steps cost nothing. Cache and state are donated.
+    `status`. When all rows are done the remaining steps cost nothing. The cache is donated; the
+    state is small and often shares buffers, so it is not.
 
     Raises: ShapeError, InvalidInput.
     """
@@ -135,7 +136,7 @@ def _successor_logprobs(
     return jnp.where(known, values, 0.0)
 
 
-@jax.jit(static_argnames=("config", "exec"), donate_argnames=("state",))
+@jax.jit(static_argnames=("config", "exec"))
 def _start(
     logits: Array, state: DecodeState, *, config: ModelConfig, exec: Exec
 ) -> tuple[StepOutput, DecodeState]:
@@ -143,7 +144,7 @@ def _start(
     return StepOutput(values=drawn, status=drawn.status), state
 
 
-@jax.jit(static_argnames=("config", "steps", "exec"), donate_argnames=("cache", "state"))
+@jax.jit(static_argnames=("config", "steps", "exec"), donate_argnames=("cache",))
 def _decode(
     params: Params,
     cache: KVCache,
