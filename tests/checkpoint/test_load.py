@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from inferjax.checkpoint import opened
 from inferjax.checkpoint.load import config_only, load
 from inferjax.checkpoint.safetensors import open_safetensors
 from inferjax.errors import CheckpointError, UnsupportedConfig, UnsupportedModel
@@ -200,6 +201,19 @@ def test_unknown_source_lists_what_was_tried(tmp_path):
         assert len(str(error.value)) < 1000
     with pytest.raises(CheckpointError, match=r"smollm2-135m-instruct.*\n.*hub ids"):
         load("meta-llama/Llama-3.2-1B")
+
+
+def test_a_catalog_name_is_fetched_into_the_given_folder(tiny, tmp_path, monkeypatch):
+    calls = []
+
+    def fetch(name, cache_dir, *, progress):
+        calls.append((name, cache_dir, progress))
+        return tiny / "llama"
+
+    monkeypatch.setattr(opened, "fetch", fetch)
+    model = load("smollm2-135m-instruct", cache_dir=tmp_path)
+    assert calls == [("smollm2-135m-instruct", tmp_path, False)]
+    assert model.path == tiny / "llama"
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ import copy
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from inferjax.config import Attention, LatentAttention, MoE
 from inferjax.errors import InferjaxError, UnsupportedConfig, UnsupportedModel
+from inferjax.layers.rope import inverse_frequencies
 from inferjax.models.family import read_config
 from inferjax.models.ignored_keys import IGNORED_KEYS
 from inferjax.models.registry import FAMILIES, family_for
@@ -264,3 +266,43 @@ def test_configs_are_hashable_and_plain(raw, name):
     assert hash(config) == hash(parse(raw(name)))
     assert isinstance(config.layers[0].attention, Attention | LatentAttention)
     assert dataclasses.replace(config, dtype="float16") != config
+
+
+WEIRD = (
+    None,
+    [],
+    {},
+    "",
+    "x" * 999,
+    0,
+    1,
+    -1,
+    2**31,
+    10**40,
+    1e-320,
+    1e308,
+    True,
+    [[]],
+    {"a": [1]},
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mutated_configs_never_fail_otherwise(raw, name):
+    original = raw(name)
+    settings = original.get("rope_scaling") or original.get("rope_parameters") or {}
+    places = [(original, key) for key in original] + [(settings, key) for key in settings]
+    for place, key in places:
+        for value in WEIRD:
+            if place is original:
+                config = original | {key: value}
+            else:
+                outer = "rope_scaling" if "rope_scaling" in original else "rope_parameters"
+                config = original | {outer: settings | {key: value}}
+            try:
+                parsed = read_config(family_for(original["model_type"]), config)
+            except InferjaxError:
+                continue
+            for spec in parsed.layers[:2]:
+                if spec.attention.rope is not None:
+                    assert np.isfinite(inverse_frequencies(spec.attention.rope)[0]).all()
