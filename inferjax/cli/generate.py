@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--no-stream", action="store_true", help="print the answer when it is done")
-    parser.add_argument("--quiet", action="store_true", help="do not show the speed")
+    parser.add_argument("--quiet", action="store_true", help="do not measure and show the limit")
     session.add_arguments(parser, DEFAULTS)
 
 
@@ -42,12 +42,11 @@ def run(args: argparse.Namespace) -> int:
         reply = opened.reply(prompt_ids, _write if streaming else str)
         if not args.json:
             print("" if streaming else reply.text, flush=True)
-        if args.json or not args.quiet:
-            facts = session.speed(reply, opened.weight_bytes)
-            if args.json:
-                print(json.dumps(_report(args, prompt_ids, reply, facts), ensure_ascii=False))
-            else:
-                session.print_speed(reply, facts)
+        facts = None if args.quiet else session.speed(reply, opened.weight_bytes)
+    if args.json:
+        print(json.dumps(_report(args, prompt_ids, reply, facts), ensure_ascii=False))
+    elif facts is not None:
+        session.print_speed(reply, facts)
     return EXIT_INTERRUPTED if reply.finish_reason == "interrupted" else EXIT_OK
 
 
@@ -69,7 +68,7 @@ def _report(
     args: argparse.Namespace,
     prompt_ids: list[int],
     reply: Reply,
-    facts: dict[str, float | None],
+    facts: dict[str, float | None] | None,
 ) -> dict[str, object]:
     from inferjax.bench.report import hardware, versions
 

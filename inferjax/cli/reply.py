@@ -3,23 +3,9 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from inferjax.cli.stops import StopStrings
-
-
-@runtime_checkable
-class Event(Protocol):
-    """What one dispatch of the model brings: its tokens, and why the reply ends if it does.
-
-    The top lists have one entry per token, empty unless asked for.
-    """
-
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    top_ids: Sequence[Sequence[int]]
-    top_logprobs: Sequence[Sequence[float]]
-    finish_reason: str | None
 
 
 @runtime_checkable
@@ -68,7 +54,7 @@ def _nothing(start: float, end: float) -> float:
 
 
 def collect(
-    events: Iterable[Event],
+    events: Iterable[Any],
     detokenizer: Detokenizer,
     *,
     num_prompt_tokens: int,
@@ -78,7 +64,7 @@ def collect(
     clock: Callable[[], float] = time.perf_counter,
     compile_seconds: Callable[[float, float], float] = _nothing,
 ) -> Reply:
-    """Run `events` to their end, a stop string or Ctrl-C, and give every piece of text to `emit`.
+    """Run `StreamEvent`s to their end, a stop string or Ctrl-C; give each piece of text to `emit`.
 
     The first `min_tokens` tokens are not searched for stop strings.
     """
@@ -127,7 +113,7 @@ class _Text:
         self.top_ids: list[list[int]] = []
         self.top_logprobs: list[list[float]] = []
 
-    def add(self, event: Event) -> bool:
+    def add(self, event: Any) -> bool:
         """Take one dispatch; return whether a stop string ended the text and dropped the rest."""
         for i, token_id in enumerate(event.token_ids):
             self.token_ids.append(token_id)

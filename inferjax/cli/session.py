@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from inferjax.cli.options import SAMPLING_HELP, add_fields, from_fields
@@ -85,17 +85,15 @@ class Session:
         """Generate one reply, giving its text to `emit` piece by piece."""
         from inferjax.generation import stream
 
-        events = stream(self.model, prompt_ids, self.sampling, exec=self.exec)
-        with closing(events):
-            return collect(
-                events,
-                self.model.tokenizer.detokenizer(),
-                num_prompt_tokens=len(prompt_ids),
-                stops=self.sampling.stop,
-                min_tokens=self.sampling.min_tokens,
-                emit=emit,
-                compile_seconds=self.compile_seconds,
-            )
+        return collect(
+            stream(self.model, prompt_ids, self.sampling, exec=self.exec),
+            self.model.tokenizer.detokenizer(),
+            num_prompt_tokens=len(prompt_ids),
+            stops=self.sampling.stop,
+            min_tokens=self.sampling.min_tokens,
+            emit=emit,
+            compile_seconds=self.compile_seconds,
+        )
 
 
 @contextmanager

@@ -29,8 +29,13 @@ class HoldsLast(Letters):
 
 
 def make_event(*token_ids: int, finish: str | None = None) -> SimpleNamespace:
+    count = len(token_ids)
     return SimpleNamespace(
-        token_ids=list(token_ids), logprobs=[-0.5] * len(token_ids), finish_reason=finish
+        token_ids=list(token_ids),
+        logprobs=[-0.5] * count,
+        top_ids=[[7]] * count,
+        top_logprobs=[[-0.1]] * count,
+        finish_reason=finish,
     )
 
 
@@ -46,6 +51,7 @@ def test_reply_joins_events_and_emits_every_piece():
     assert reply.text == "".join(shown) == "abcd"
     assert reply.token_ids == [0, 1, 2, 3]
     assert reply.logprobs == [-0.5] * 4
+    assert reply.top_ids == [[7]] * 4
     assert reply.finish_reason == "eos"
 
 
