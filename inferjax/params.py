@@ -1,8 +1,8 @@
 """A model's weights as pytrees.
 
 Weights are fused where the maths allows and stored so that every matmul contracts leading axes:
-`wqkv [D, K, G+2, H]` holds, per key/value head, its G query heads and then its key and value, so that
-sharding over K keeps a head's queries beside its keys; `w_in [D, 2, F]` holds gate and up.
+`wqkv [D, K, G+2, H]` holds, per key/value head, its G query heads and then its key and value, so
+that sharding over K keeps a head's queries beside its keys; `w_in [D, 2, F]` holds gate and up.
 """
 
 from jaxtyping import Array
@@ -86,7 +86,7 @@ class LayerParams:
 
 @pytree
 class Params:
-    """All weights of a model. `layers` is a tuple: a scan over stacked layers copies every layer."""
+    """All weights of a model; `layers` is a tuple, as a scan over stacked layers copies each."""
 
     embed: Array
     layers: tuple[LayerParams, ...]

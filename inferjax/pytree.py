@@ -15,8 +15,8 @@ def static(**kwargs: Any) -> Any:
 def pytree[T](cls: type[T]) -> type[T]:
     """Register `cls` as a pytree.
 
-    jaxtyping's import hook would check shapes on every unflatten, where leaves may be None, specs or
-    batched tracers; `__no_type_check__` exempts the class and leaves function checks on.
+    jaxtyping's import hook would check shapes on every unflatten, where leaves may be None, specs
+    or batched tracers; `__no_type_check__` exempts the class and leaves function checks on.
     """
     cls.__no_type_check__ = True  # type: ignore[attr-defined]
     return flax.struct.dataclass(cls, kw_only=True)

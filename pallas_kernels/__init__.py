@@ -1,4 +1,4 @@
-"""Kernels for inference, importable alone: one folder per op, one signature, a table of implementations."""
+"""Kernels for inference, importable alone: per op one folder and a table of implementations."""
 
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.paged_attention import paged_attention

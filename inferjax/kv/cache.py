@@ -79,7 +79,7 @@ def write(
 
 
 def copy_pages(cache: KVCache, source: Int[Array, " N"], target: Int[Array, " N"]) -> KVCache:
-    """Copy whole pages, in all groups and layers (copy-on-write of a shared, partly filled page)."""
+    """Copy whole pages, in all groups and layers: what a shared, partly filled page needs."""
     return KVCache(
         groups=tuple(g.at[:, target].set(g[:, source], mode="drop") for g in cache.groups)
     )

@@ -11,14 +11,14 @@ from inferjax.params import AttentionParams
 from inferjax.quant.linear import linear
 
 
-def attention(
+def attention[C: (Dense, Paged)](
     x: Float[Array, "B T D"],
     w: AttentionParams,
     spec: Attention,
-    context: Dense | Paged,
+    context: C,
     group: int,
     layer: int,
-) -> tuple[Float[Array, "B T D"], Dense | Paged]:
+) -> tuple[Float[Array, "B T D"], C]:
     """Project, rotate, attend and project back; returns the context with this layer's keys in it.
 
     Source: grouped-query attention, arXiv 2305.13245.

@@ -4,6 +4,8 @@ Both are arguments that travel through the layers and come back, never globals. 
 place that knows the difference, so that every layer is written once.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -52,14 +54,14 @@ class Mask:
     sinks: Float[Array, "K G"] | None = None
 
 
-def attend(
-    context: Dense | Paged,
+def attend[C: (Dense, Paged)](
+    context: C,
     q: Float[Array, "B T K G W"],
     kv: Float[Array, "B T K C W"],
     mask: Mask,
     group: int,
     layer: int,
-) -> tuple[Float[Array, "B T K G Hv"], Dense | Paged]:
+) -> tuple[Float[Array, "B T K G Hv"], C]:
     """Attend from q to the context extended by `kv`; `layer` counts within the cache group."""
     if isinstance(context, Dense):
         return _attend_dense(context.positions, q, kv, mask), context
@@ -86,7 +88,7 @@ def attend(
     )
     pools = context.cache.groups
     cache = KVCache(groups=(*pools[:group], pool, *pools[group + 1 :]))
-    return out, context.replace(cache=cache)
+    return out, dataclasses.replace(context, cache=cache)
 
 
 def _attend_dense(

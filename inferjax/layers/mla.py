@@ -1,7 +1,7 @@
 """Multi-head latent attention in its absorbed form: the cache holds one latent and one rotary key.
 
-Queries are mapped into the latent space, so this is grouped-query attention with a single key head of
-width rank + rope, whose values are the first `rank` columns of its keys.
+Queries are mapped into the latent space, so this is grouped-query attention with a single key head
+of width rank + rope, whose values are the first `rank` columns of its keys.
 """
 
 import jax.numpy as jnp
@@ -15,14 +15,14 @@ from inferjax.params import LatentParams
 from inferjax.quant.linear import linear
 
 
-def latent_attention(
+def latent_attention[C: (Dense, Paged)](
     x: Float[Array, "B T D"],
     w: LatentParams,
     spec: LatentAttention,
-    context: Dense | Paged,
+    context: C,
     group: int,
     layer: int,
-) -> tuple[Float[Array, "B T D"], Dense | Paged]:
+) -> tuple[Float[Array, "B T D"], C]:
     """Compress, attend in latent space, expand; returns the context with the new latents in it.
 
     Source: DeepSeek-V2, arXiv 2405.04434, section 2.1 and appendix C.

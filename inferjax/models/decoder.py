@@ -4,28 +4,37 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from inferjax.config import MLP, Attention, LayerSpec, ModelConfig
+from inferjax.config import MLP, Attention, LatentAttention, LayerSpec, ModelConfig, MoE
+from inferjax.errors import ShapeError
 from inferjax.layers.attention import attention
 from inferjax.layers.context import Dense, Paged
 from inferjax.layers.mla import latent_attention
 from inferjax.layers.mlp import mlp
 from inferjax.layers.moe import moe
 from inferjax.layers.norm import normalize
-from inferjax.params import LayerParams, NormParams, Params
+from inferjax.params import (
+    AttentionParams,
+    LatentParams,
+    LayerParams,
+    MLPParams,
+    MoEParams,
+    NormParams,
+    Params,
+)
 from inferjax.quant.linear import linear, lookup
 
 Taps = dict[str, Float[Array, "B T D"]]
 
 
-def run_layers(
+def run_layers[C: (Dense, Paged)](
     params: Params,
     config: ModelConfig,
     tokens: Int[Array, "B T"],
-    context: Dense | Paged,
+    context: C,
     *,
     moe_tile: int,
     taps: tuple[str, ...] = (),
-) -> tuple[Float[Array, "B T D"], Dense | Paged, Taps]:
+) -> tuple[Float[Array, "B T D"], C, Taps]:
     """Run embedding, all layers and the final norm.
 
     `taps` names activations to return: "embed", "layers.<i>" (the residual after layer i), "final".
@@ -77,23 +86,40 @@ def tap_names(config: ModelConfig) -> tuple[str, ...]:
     return ("embed", *(f"layers.{i}" for i in range(config.num_layers)), "final")
 
 
-def _layer(
+def _layer[C: (Dense, Paged)](
     x: Float[Array, "B T D"],
     w: LayerParams,
     spec: LayerSpec,
-    context: Dense | Paged,
+    context: C,
     slot: int,
     moe_tile: int,
-) -> tuple[Float[Array, "B T D"], Dense | Paged]:
+) -> tuple[Float[Array, "B T D"], C]:
     y = _maybe_norm(x, w.attention_in, spec)
-    if isinstance(spec.attention, Attention):
-        y, context = attention(y, w.attention, spec.attention, context, spec.group, slot)
-    else:
-        y, context = latent_attention(y, w.attention, spec.attention, context, spec.group, slot)
+    match spec.attention, w.attention:
+        case Attention() as kind, AttentionParams() as weights:
+            y, context = attention(y, weights, kind, context, spec.group, slot)
+        case LatentAttention() as kind, LatentParams() as weights:
+            y, context = latent_attention(y, weights, kind, context, spec.group, slot)
+        case _:
+            raise _mismatch(spec)
     x = x + _maybe_norm(y, w.attention_out, spec)
     y = _maybe_norm(x, w.ffn_in, spec)
-    y = mlp(y, w.ffn, spec.ffn) if isinstance(spec.ffn, MLP) else moe(y, w.ffn, spec.ffn, moe_tile)
+    match spec.ffn, w.ffn:
+        case MLP() as kind, MLPParams() as weights:
+            y = mlp(y, weights, kind)
+        case MoE() as kind, MoEParams() as weights:
+            y = moe(y, weights, kind, moe_tile)
+        case _:
+            raise _mismatch(spec)
     return x + _maybe_norm(y, w.ffn_out, spec), context
+
+
+def _mismatch(spec: LayerSpec) -> ShapeError:
+    return ShapeError(
+        f"the weights of a layer are not of the kind {spec}",
+        why="params and config belong to different models",
+        fix="pass the params and the config of one loaded model",
+    )
 
 
 def _maybe_norm(x: Array, w: NormParams | None, spec: LayerSpec) -> Array:

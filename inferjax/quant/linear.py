@@ -1,4 +1,4 @@
-"""The one entry through which every matmul reads a weight: a quantized leaf changes this file only."""
+"""The one entry through which every matmul reads a weight: quantized leaves change this alone."""
 
 import math
 

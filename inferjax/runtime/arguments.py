@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Int
 
 from inferjax.config import ModelConfig
@@ -51,11 +52,14 @@ PROBLEMS: dict[Status, tuple[type[InferjaxError], str, str]] = {
 
 def raise_for_status(status: Any) -> None:
     """Raise the error of the first row with a problem; return if all rows are fine."""
-    bits = np.asarray(status)
+    bits = np.asarray(status).reshape(-1)
     for row in np.flatnonzero(bits):
-        for flag, (kind, what, fix) in PROBLEMS.items():
-            if bits[row] & flag:
-                raise kind(f"row {row}: {what}", why=f"status {Status(int(bits[row]))!r}", fix=fix)
+        raise _problem(int(row), Status(int(bits[row])))
+
+
+def _problem(row: int, status: Status) -> InferjaxError:
+    kind, what, fix = next(entry for flag, entry in PROBLEMS.items() if flag in status)
+    return kind(f"row {row}: {what}", why=f"status {status!r}", fix=fix)
 
 
 def as_tokens(tokens: Any) -> Int[Array, "B T"]:
@@ -151,4 +155,4 @@ def as_row_keys(key: Array, batch: int) -> Array:
 
 def is_concrete(array: Array) -> bool:
     """Return whether the values can be read now, without forcing a traced computation."""
-    return not isinstance(array, jax.core.Tracer) and array.is_fully_addressable
+    return not isinstance(array, Tracer) and array.is_fully_addressable

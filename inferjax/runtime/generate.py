@@ -1,5 +1,6 @@
 """`generate`: prompts in, sampled tokens out, as one pure function for the caller's own jit."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -30,6 +31,7 @@ from inferjax.sampling import (
     make_sampling,
     sampling_arrays,
 )
+from inferjax.sharding import automatic, rows_like
 
 
 @pytree
@@ -127,6 +129,7 @@ def _sampling_rows(
 
 
 @jax.jit(static_argnames=("config", "max_new_tokens", "num_samples", "exec"))
+@automatic(lambda _, tokens, *__: rows_like(tokens))
 def _generate(
     params: Params,
     tokens: Int[Array, "B S"],
@@ -169,7 +172,7 @@ def _generate(
         room=max_new_tokens,
         sample_index=jnp.arange(lengths.shape[0], dtype=jnp.int32) % copies,
     )
-    first, state = draw(logits, config, state.replace(done=status != 0), exec)
+    first, state = draw(logits, config, dataclasses.replace(state, done=status != 0), exec)
     rest, state, _ = decode_loop(params, config, cache, state, max_new_tokens - 1, exec)
     return _result(first, rest, state, status, num_samples)
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from inferjax.kv.cache import KVCache, num_pages_of, page_size_of
 from inferjax.pytree import pytree
-from inferjax.sampling import Sampling, SampleState, Status
+from inferjax.sampling import SampleState, Sampling, Status
 
 
 @pytree
@@ -94,7 +94,7 @@ def init_state(
         tokens=jnp.zeros_like(lengths),
         done=jnp.zeros(lengths.shape, jnp.bool_),
         sample=sample,
-        sampling=sampling.replace(max_tokens=limit),
+        sampling=dataclasses.replace(sampling, max_tokens=limit),
         block_tables=tuple(block_tables),
     )
 
@@ -137,4 +137,6 @@ def insert(state: DecodeState, slots: Int[Array, " n"], rows: DecodeState) -> De
 def release(state: DecodeState, slots: Int[Array, " n"]) -> DecodeState:
     """Free slots: their rows stop, and their tables point at the trash page."""
     tables = tuple(t.at[slots].set(0, mode="drop") for t in state.block_tables)
-    return state.replace(done=state.done.at[slots].set(True, mode="drop"), block_tables=tables)
+    return dataclasses.replace(
+        state, done=state.done.at[slots].set(True, mode="drop"), block_tables=tables
+    )

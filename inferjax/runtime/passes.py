@@ -1,5 +1,7 @@
 """One pass of new tokens through the model, plain or in exact tiles: every step is built of it."""
 
+import dataclasses
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -71,7 +73,7 @@ def sample_rows(
     if not exec.exact:
         return draw(None, rows)[1]
     drawn = map_tiles(draw, None, rows, exec.tile)[1]
-    return drawn.replace(logprobs=logprobs_of(logits, drawn.tokens, exec))
+    return dataclasses.replace(drawn, logprobs=logprobs_of(logits, drawn.tokens, exec))
 
 
 def last_rows(hidden: Float[Array, "B T D"], lengths: Int[Array, " B"]) -> Float[Array, "B D"]:

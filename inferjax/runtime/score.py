@@ -16,6 +16,7 @@ from inferjax.params import Params
 from inferjax.runtime.arguments import as_lengths, as_tokens, check_context, check_ids
 from inferjax.runtime.inputs import make_inputs
 from inferjax.runtime.passes import logits_of, logprobs_of, run_paged
+from inferjax.sharding import automatic, rows_like
 
 
 def forward(
@@ -79,6 +80,7 @@ def _checked(config: ModelConfig, tokens: Any, lengths: Any) -> tuple[Array, Arr
 
 
 @jax.jit(static_argnames=("config", "exec"))
+@automatic(lambda _, tokens, *__: rows_like(tokens))
 def _forward(params: Params, tokens: Array, lengths: Array, *, config: ModelConfig, exec: Exec):
     hidden, _ = _hidden(params, config, tokens, lengths, exec)
     flat = hidden.reshape(-1, hidden.shape[-1])
@@ -87,11 +89,13 @@ def _forward(params: Params, tokens: Array, lengths: Array, *, config: ModelConf
 
 
 @jax.jit(static_argnames=("config", "exec", "taps"))
+@automatic(lambda _, tokens, *__: rows_like(tokens))
 def _activations(params, tokens, lengths, *, config, exec, taps):
     return _hidden(params, config, tokens, lengths, exec, taps)[1]
 
 
 @jax.jit(static_argnames=("config", "exec"))
+@automatic(lambda _, tokens, *__: rows_like(tokens))
 def _score(params: Params, tokens: Array, lengths: Array, *, config: ModelConfig, exec: Exec):
     hidden, _ = _hidden(params, config, tokens, lengths, exec)
     values = next_logprobs(params, config, hidden, tokens, exec)

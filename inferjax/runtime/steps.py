@@ -1,5 +1,6 @@
 """The steps over a paged cache: extend rows by given tokens, or decode tokens of their own."""
 
+import dataclasses
 import functools
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from inferjax.runtime.inputs import (
 from inferjax.runtime.passes import last_rows, logits_of, run_paged, sample_rows
 from inferjax.runtime.score import next_logprobs
 from inferjax.sampling import NO_LIMIT, Sampled, SampleState, Status, stopped
+from inferjax.sharding import automatic, rows_like
 from inferjax.unbatched import any_row
 
 Outputs = Literal["last", "all", "logprobs"]
@@ -98,6 +100,7 @@ def decode(
 
 
 @jax.jit(static_argnames=("config", "outputs", "taps", "exec"), donate_argnames=("cache",))
+@automatic(lambda _, cache, inputs: (rows_like(inputs.tokens), cache))
 def _extend(
     params: Params,
     cache: KVCache,
@@ -205,8 +208,8 @@ def decode_step(
     logits = logits_of(params, config, hidden[:, 0], exec)
     drawn, state = draw(logits, config, state, exec)
     lost = jnp.where(faults & live, int(Status.OUT_OF_PAGES), 0)
-    drawn = drawn.replace(status=drawn.status | lost)
-    return drawn, state.replace(done=state.done | (faults & live)), cache
+    drawn = dataclasses.replace(drawn, status=drawn.status | lost)
+    return drawn, dataclasses.replace(state, done=state.done | (faults & live)), cache
 
 
 def draw(
@@ -218,7 +221,8 @@ def draw(
     sample = _advance(state.sample, drawn.tokens, live)
     count = sample.history_len - sample.prompt_len
     ended = stopped(drawn.tokens, state.sampling, count) | (count >= state.sampling.max_tokens)
-    return drawn, state.replace(
+    return drawn, dataclasses.replace(
+        state,
         tokens=jnp.where(live, drawn.tokens, state.tokens),
         done=state.done | ended | (drawn.status != 0),
         sample=sample,
@@ -229,7 +233,8 @@ def _advance(sample: SampleState, tokens: Int[Array, " B"], live: Array) -> Samp
     rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)
     slot = jnp.where(live, sample.history_len, NO_LIMIT)
     one = live.astype(jnp.int32)
-    return sample.replace(
+    return dataclasses.replace(
+        sample,
         position=sample.position + one,
         history=sample.history.at[rows, slot].set(tokens, mode="drop"),
         history_len=sample.history_len + one,
@@ -242,7 +247,8 @@ def pad_id(config: ModelConfig) -> int:
 
 
 def _hide_dead(drawn: Sampled, live: Array, config: ModelConfig) -> Sampled:
-    return drawn.replace(
+    return dataclasses.replace(
+        drawn,
         tokens=jnp.where(live, drawn.tokens, pad_id(config)),
         logprobs=jnp.where(live, drawn.logprobs, 0.0),
         sampled_logprobs=jnp.where(live, drawn.sampled_logprobs, 0.0),

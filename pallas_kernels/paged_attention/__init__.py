@@ -1,4 +1,4 @@
-"""Attention of ragged new tokens over a paged cache: decode, prefill, chunks and verification alike."""
+"""Attention of ragged new tokens over a paged cache: decode, prefill and verification alike."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,11 +30,12 @@ def paged_attention(
 ) -> Float[Array, "B T K G Hv"]:
     """Attend from T >= 1 query tokens per row to the row's pages.
 
-    A query at position p sees cached positions j with j <= p, j < lengths[b] and, with a window, p - j <
-    window. Queries with a negative position are padding and return zeros. Keys are plane 0 of the pool,
-    values the first `value_dim` columns of its last plane (a latent pool has one plane that is both).
-    Whatever lies in a page beyond a row's length, NaN included, has no influence. `sinks` are one extra
-    logit per head without a value. Scores and sums are float32; the result has q's dtype.
+    A query at position p sees cached positions j with j <= p, j < lengths[b] and, with a window,
+    p - j < window. Queries with a negative position are padding and return zeros. Keys are plane 0
+    of the pool, values the first `value_dim` columns of its last plane (a latent pool has one plane
+    that is both). Whatever lies in a page beyond a row's length, NaN included, has no influence.
+    `sinks` are one extra logit per head without a value. Scores and sums are float32; the result
+    has q's dtype.
 
     Raises: KeyError for an implementation that is not in the table.
     """

@@ -1,9 +1,11 @@
-"""Paged attention as a loop over pages in plain XLA: portable, no temporary larger than a page per row.
+"""Paged attention as a loop over pages in plain XLA; no temporary exceeds a page per row.
 
 A gather of the whole context reads, writes and reads again every key (measured on a CPU at 1 GB/s of
-cache, this loop at 7). A page that is masked for a row changes nothing in its running sums, bit for bit,
-so the result does not depend on how long the row's neighbours are.
+cache, this loop at 7). A page that is masked for a row changes nothing in its running sums, bit for
+bit, so the result does not depend on how long the row's neighbours are.
 """
+
+import functools
 
 import jax.numpy as jnp
 from jax import lax
@@ -12,6 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.unbatched import max_row, min_row
 
 MASKED = -1e30
+
+# Running maximum, sum of weights and weighted values of an online softmax, rows [B, K, G, T].
+type Sums = tuple[Array, Array, Array]
 
 
 def paged_attention(
@@ -29,52 +34,90 @@ def paged_attention(
     sinks: Float[Array, "K G"] | None,
 ) -> Float[Array, "B T K G Hv"]:
     """Attend by online softmax, page after page; see the package for the contract."""
+    attend_page = functools.partial(
+        _attend_page,
+        queries=q.transpose(0, 2, 3, 1, 4),
+        pool=pool,
+        layer=layer,
+        block_table=block_table,
+        positions=positions,
+        lengths=lengths,
+        scale=scale,
+        value_dim=value_dim,
+        window=window,
+        softcap=softcap,
+    )
     batch, tokens, heads, group, _ = q.shape
-    size = pool.shape[4]
-    queries = q.transpose(0, 2, 3, 1, 4)  # [B, K, G, T, W]
-    layers = jnp.full((batch,), layer, jnp.int32)
-    live = jnp.minimum(jnp.max(positions, axis=1) + 1, lengths)
-    last = jnp.minimum((max_row(live) + size - 1) // size, block_table.shape[1])
-    first = jnp.int32(0)
-    if window is not None:
-        oldest = jnp.where(positions >= 0, positions, jnp.iinfo(jnp.int32).max)
-        first = jnp.maximum(min_row(oldest) - window + 1, 0) // size
-
-    def attend_page(index, sums):
-        peak, total, out = sums
-        page_ids = lax.dynamic_index_in_dim(block_table, index, axis=1, keepdims=False)
-        page = pool[layers, page_ids]  # [B, K, C, S, W]
-        key_pos = index * size + jnp.arange(size, dtype=jnp.int32)
-        in_row = key_pos[None] < lengths[:, None]
-        scores = jnp.einsum(
-            "BKGTW,BKSW->BKGTS", queries, page[:, :, 0], preferred_element_type=jnp.float32
-        )
-        scores = _capped(scores * scale, softcap)
-        seen = _seen(key_pos, positions, in_row, window)[:, None, None]
-        scores = jnp.where(seen, scores, MASKED)
-        new_peak = jnp.maximum(peak, scores.max(-1))
-        kept = jnp.exp(peak - new_peak)
-        weights = jnp.where(seen, jnp.exp(scores - new_peak[..., None]), 0.0)
-        values = jnp.where(in_row[:, None, :, None], page[:, :, -1, :, :value_dim], 0)
-        added = jnp.einsum(
-            "BKGTS,BKSW->BKGTW",
-            weights.astype(values.dtype),
-            values,
-            preferred_element_type=jnp.float32,
-        )
-        return new_peak, total * kept + weights.sum(-1), out * kept[..., None] + added
-
     rows = (batch, heads, group, tokens)
     start = (
         jnp.full(rows, MASKED, jnp.float32),
         jnp.zeros(rows, jnp.float32),
         jnp.zeros((*rows, value_dim), jnp.float32),
     )
-    peak, total, out = lax.fori_loop(first, last, attend_page, start)
-    if sinks is not None:
-        total, out = _add_sinks(peak, total, out, sinks)
+    first, last = _page_range(positions, lengths, window, pool.shape[4], block_table.shape[1])
+    sums = lax.fori_loop(first, last, attend_page, start)
+    _, total, out = sums if sinks is None else _add_sinks(sums, sinks)
     out = out / jnp.where(total == 0.0, 1.0, total)[..., None]
     return out.transpose(0, 3, 1, 2, 4).astype(q.dtype)
+
+
+def _page_range(
+    positions: Int[Array, "B T"],
+    lengths: Int[Array, " B"],
+    window: int | None,
+    page_size: int,
+    max_pages: int,
+) -> tuple[Int[Array, ""], Int[Array, ""]]:
+    """Return the first page that any query sees, and the page after the last."""
+    live = jnp.minimum(jnp.max(positions, axis=1) + 1, lengths)
+    last = jnp.minimum((max_row(live) + page_size - 1) // page_size, max_pages)
+    if window is None:
+        return jnp.int32(0), last
+    oldest = jnp.where(positions >= 0, positions, jnp.iinfo(jnp.int32).max)
+    return jnp.maximum(min_row(oldest) - window + 1, 0) // page_size, last
+
+
+def _attend_page(
+    index: Int[Array, ""],
+    sums: Sums,
+    *,
+    queries: Float[Array, "B K G T W"],
+    pool: Float[Array, "L P K C S W"],
+    layer: int,
+    block_table: Int[Array, "B M"],
+    positions: Int[Array, "B T"],
+    lengths: Int[Array, " B"],
+    scale: float,
+    value_dim: int,
+    window: int | None,
+    softcap: float | None,
+) -> Sums:
+    """Add one page of every row to the running sums."""
+    peak, total, out = sums
+    page_ids = lax.dynamic_index_in_dim(block_table, index, axis=1, keepdims=False)
+    page = pool[jnp.full_like(page_ids, layer), page_ids]  # [B, K, C, S, W]
+    key_pos = index * pool.shape[4] + jnp.arange(pool.shape[4], dtype=jnp.int32)
+    in_row = key_pos[None] < lengths[:, None]
+    scores = jnp.einsum(
+        "BKGTW,BKSW->BKGTS", queries, page[:, :, 0], preferred_element_type=jnp.float32
+    )
+    scores = scores * scale
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
+    seen = _seen(key_pos, positions, in_row, window)[:, None, None]
+    scores = jnp.where(seen, scores, MASKED)
+    new_peak = jnp.maximum(peak, scores.max(-1))
+    kept = jnp.exp(peak - new_peak)
+    weights = jnp.where(seen, jnp.exp(scores - new_peak[..., None]), 0.0)
+    # A stale NaN behind the row's end would survive multiplication by a weight of zero.
+    values = jnp.where(in_row[:, None, :, None], page[:, :, -1, :, :value_dim], 0)
+    added = jnp.einsum(
+        "BKGTS,BKSW->BKGTW",
+        weights.astype(values.dtype),
+        values,
+        preferred_element_type=jnp.float32,
+    )
+    return new_peak, total * kept + weights.sum(-1), out * kept[..., None] + added
 
 
 def _seen(
@@ -88,13 +131,9 @@ def _seen(
     return seen if window is None else seen & (distance < window)
 
 
-def _capped(scores: Array, softcap: float | None) -> Array:
-    return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
-
-
-def _add_sinks(peak: Array, total: Array, out: Array, sinks: Array) -> tuple[Array, Array]:
+def _add_sinks(sums: Sums, sinks: Float[Array, "K G"]) -> Sums:
+    peak, total, out = sums
     sink = sinks.astype(jnp.float32)[None, :, :, None]
     new_peak = jnp.maximum(peak, sink)
     kept = jnp.exp(peak - new_peak)
-    return total * kept + jnp.exp(sink - new_peak), out * kept[..., None]
-
+    return new_peak, total * kept + jnp.exp(sink - new_peak), out * kept[..., None]
