@@ -59,6 +59,12 @@ CASES = {
     "bad token": {"bad_words": ((int(LOGITS[0].argmax()),),), "temperature": 0.0},
     "bad word that matches": {"bad_words": ((5, 5, 4), (9, 4)), "bias": {4: 50.0}},
     "bad word that does not": {"bad_words": ((5, 9, 4), (9, 4)), "bias": {4: 50.0}},
+    "bad word longer than the context": {
+        "history": [5],
+        "prompt_len": 1,
+        "bad_words": ((5, 5, 4),),
+        "bias": {4: 50.0},
+    },
     "two bad words, one matches": {"bad_words": ((9, 4), (5, 4)), "bias": {4: 50.0}},
     "min_tokens": {"min_tokens": 5, "eos_ids": (4, 6), "stop_ids": (8,), "bias": {4: 50, 8: 40}},
     "min_tokens reached": {"min_tokens": 4, "eos_ids": (4,), "bias": {4: 50.0}},

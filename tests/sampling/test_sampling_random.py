@@ -12,14 +12,22 @@ from numpy_sampler import Row, distribution, draw
 from sampler_rows import jit_sample, to_arrays, uniform_of
 from scipy.stats import chisquare
 
-from inferjax.sampling import SamplingParams, make_sampling, make_state, sample, sampling_arrays
+from inferjax.sampling import (
+    SamplingParams,
+    make_sampling,
+    make_state,
+    sample,
+    sampling_arrays,
+    token_logprobs,
+)
 from inferjax.sampling.blocks import block_argmax, block_cumsum, invert_cdf
 from inferjax.sampling.draw import uniforms
 
-V = 200
+V = 300
 BATCH = 32
 NUM_BATCHES = 96
 LIKELY = 30
+jit_scores = jax.jit(token_logprobs)
 LOGITS = np.full(V, -40, np.float32)
 LOGITS[:LIKELY] = np.random.default_rng(4).normal(size=LIKELY) * 1.5
 
@@ -103,6 +111,14 @@ def test_a_token_depends_on_seed_sample_index_and_position_but_not_on_the_slot()
     assert len(set(run(key=state.key))) > 20
     assert len(set(run(sample_index=jnp.arange(BATCH)))) > 20
     assert len(set(run(position=jnp.arange(BATCH)))) > 20
+
+
+def test_logprobs_are_bitwise_those_of_scoring_in_any_batch():
+    logits, sampling, state = to_arrays([Row(logits=LOGITS + i, top_k=5) for i in range(BATCH)])
+    result = jit_sample(logits, sampling, state, candidates=8)
+    for count in (1, 3, BATCH):
+        scored = jit_scores(logits[None, :count], result.tokens[None, :count])[0]
+        np.testing.assert_array_equal(scored, result.logprobs[:count])
 
 
 def test_raw_keys_draw_what_typed_keys_do():
