@@ -18,6 +18,7 @@ MAX_FUNCTION, MAX_KERNEL_FUNCTION = 60, 120
 SIGNALS = {
     "inferjax/errors.py": {"AttributeError"},
     "inferjax/checkpoint/safetensors.py": {"ValueError"},
+    "inferjax/checkpoint/opened.py": {"ValueError"},
     "inferjax/tokenizer/sandbox.py": {"BudgetExceeded", "TemplateRefusal"},
     "inferjax/tokenizer/chat.py": {"BudgetExceeded"},
 }
