@@ -1,9 +1,9 @@
 """Scalars that stay scalars under `vmap`, so that `cond` and `while_loop` stay real branches.
 
-A batched predicate turns `lax.cond` into a select that computes both sides (of a whole KV cache, in
-the worst case) and keeps a `while_loop` running by selecting its carry. These reductions also reduce
-over every enclosing `vmap` axis: the branch is then taken when any mapped instance needs it, which
-is always correct for work that is a no-op for the rows that do not.
+A batched predicate turns `lax.cond` into a select that computes both sides (of a whole KV cache,
+in the worst case) and keeps a `while_loop` running by selecting its carry. These reductions also
+reduce over every enclosing `vmap` axis: the branch is then taken when any mapped instance needs it,
+which is always correct for work that is a no-op for the rows that do not.
 """
 
 import jax.numpy as jnp

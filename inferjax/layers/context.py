@@ -130,13 +130,15 @@ def _attend_block(
         scores = mask.softcap * jnp.tanh(scores / mask.softcap)
     scores = jnp.where(_seen(q_pos, kv_pos, mask.window)[:, None, None], scores, -1e30)
     peak = scores.max(-1, keepdims=True)
+    sink = None
     if mask.sinks is not None:
         sink = mask.sinks.astype(jnp.float32)[None, :, :, None, None]
         peak = jnp.maximum(peak, sink)
-    weights = jnp.exp(scores - lax.stop_gradient(peak))
+    peak = lax.stop_gradient(peak)
+    weights = jnp.exp(scores - peak)
     total = weights.sum(-1, keepdims=True)
-    if mask.sinks is not None:
-        total = total + jnp.exp(sink - lax.stop_gradient(peak))
+    if sink is not None:
+        total = total + jnp.exp(sink - peak)
     out = jnp.einsum(
         "BKGTS,BSKW->BTKGW",
         (weights / total).astype(values.dtype),

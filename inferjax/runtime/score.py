@@ -138,7 +138,7 @@ def _hidden(
     taps: tuple[str, ...] = (),
 ) -> tuple[Float[Array, "B S D"], Taps]:
     if exec.exact:
-        cache, tables = scratch_cache(params, config, *tokens.shape, exec)
+        cache, tables = scratch_cache(params, config, tokens.shape, exec)
         inputs = make_inputs(tokens, lengths=lengths, block_tables=tables)
         hidden, _, seen = run_paged(params, config, cache, inputs, exec, taps)
         return hidden, seen
@@ -149,9 +149,10 @@ def _hidden(
 
 
 def scratch_cache(
-    params: Params, config: ModelConfig, batch: int, width: int, exec: Exec
+    params: Params, config: ModelConfig, shape: tuple[int, ...], exec: Exec
 ) -> tuple[KVCache, tuple[Int[Array, "B M"], ...]]:
-    """Return a cache just large enough for [batch, width] tokens, and its block tables."""
+    """Return a cache just large enough for tokens of `shape` [B, S], and its block tables."""
+    batch, width = shape
     per_row = -(-width // exec.page_size)
     kind = exec.kv_dtype or str(params.embed.dtype)
     cache = init_cache(config, num_pages=1 + batch * per_row, exec=exec, dtype=kind)

@@ -1,8 +1,8 @@
 """Paged attention as a loop over pages in plain XLA; no temporary exceeds a page per row.
 
-A gather of the whole context reads, writes and reads again every key (measured on a CPU at 1 GB/s of
-cache, this loop at 7). A page that is masked for a row changes nothing in its running sums, bit for
-bit, so the result does not depend on how long the row's neighbours are.
+A gather of the whole context reads, writes and reads again every key (measured on a CPU at 1 GB/s
+of cache, this loop at 7). A page that is masked for a row changes nothing in its running sums, bit
+for bit, so the result does not depend on how long the row's neighbours are.
 """
 
 import functools
