@@ -25,7 +25,7 @@ _ALIGNMENT = 64  # from which on XLA's CPU client takes an array over instead of
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A loaded model; `tokenizer` is None if the checkpoint has none."""
+    """A loaded model; `tokenizer` is None for a folder without tokenizer.json."""
 
     config: ModelConfig
     params: Params
@@ -86,7 +86,7 @@ def _weights_dtype(wanted: Any, config: ModelConfig) -> str:
 
 
 def _read_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
-    if checkpoint.is_gguf:
+    if checkpoint.gguf is not None:
         return tokenizer_from_gguf(checkpoint.file.metadata)
     folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     return tokenizer_from_directory(folder) if (folder / "tokenizer.json").exists() else None

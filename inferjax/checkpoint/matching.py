@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
@@ -104,9 +104,8 @@ def _check_source(
 
 def _is_known(checkpoint: Checkpoint, name: str, config: ModelConfig) -> bool:
     """Tell whether a tensor that no weight is made of is known to be superfluous."""
-    if checkpoint.is_gguf:
-        gguf = checkpoint.family.gguf
-        return gguf is not None and name in gguf.ignored_tensors
+    if checkpoint.gguf is not None:
+        return name in checkpoint.gguf.ignored_tensors
     prefix = checkpoint.family.base_prefix
     full = name if name.startswith((prefix, "lm_head.")) else prefix + name
     return (full == _HEAD and config.tied) or skips_tensor(checkpoint.family, full, config)
@@ -114,10 +113,9 @@ def _is_known(checkpoint: Checkpoint, name: str, config: ModelConfig) -> bool:
 
 def _check_tied(checkpoint: Checkpoint, config: ModelConfig) -> None:
     """Accept a head beside tied embeddings only as their copy: which of two to use is unclear."""
-    if checkpoint.is_gguf or not config.tied or _HEAD not in checkpoint.file.entries:
+    if checkpoint.gguf or not config.tied or _HEAD not in checkpoint.file.entries:
         return
-    embed = checkpoint.family.weights(config).embed
-    assert isinstance(embed, Source)
+    embed = cast(Source, checkpoint.family.weights(config).embed)
     name = checkpoint.stored(embed.tensors[0].name, config)[0]
     head = checkpoint.read(_HEAD)
     if head.shape != embed.tensors[0].shape or not np.array_equal(head, checkpoint.read(name)):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ from inferjax.checkpoint.safetensors import open_safetensors
 from inferjax.checkpoint.tensor_file import TensorFile
 from inferjax.config import ModelConfig
 from inferjax.errors import CheckpointError
-from inferjax.models.family import Family, Transform, read_config
+from inferjax.models.family import Family, GgufFormat, Transform, read_config
 from inferjax.models.registry import family_for, gguf_family_for
 
 CONFIG_NAME = "config.json"
@@ -24,13 +25,16 @@ MAX_CONFIG_BYTES = 16 * 2**20  # labels of classification heads can take megabyt
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """An open model: `raw` is its config in Hugging Face's form, also for GGUF."""
+    """An open model.
+
+    `raw` is its config in Hugging Face's form, also for GGUF; `gguf` is None for safetensors.
+    """
 
     path: Path
     file: TensorFile
     family: Family
     raw: Mapping[str, Any]
-    is_gguf: bool
+    gguf: GgufFormat | None = None
 
     def config(self, max_context: int | None = None) -> ModelConfig:
         """Return the model's facts."""
@@ -38,9 +42,8 @@ class Checkpoint:
 
     def stored(self, name: str, config: ModelConfig) -> tuple[str, Transform | None]:
         """Return the stored name of what Hugging Face calls `name`, and how to repair it."""
-        if self.is_gguf:
-            assert self.family.gguf is not None
-            return self.family.gguf.tensor(name, config) or (name, None)
+        if self.gguf is not None:
+            return self.gguf.tensor(name, config) or (name, None)
         prefix = self.family.base_prefix
         if any(entry.startswith(prefix) for entry in self.file.entries):
             return name, None
@@ -85,7 +88,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     file = open_safetensors(path)
     raw = read_config_file(path if path.is_dir() else path.parent)
     family = family_for(raw.get("model_type"), raw.get("architectures"))
-    return Checkpoint(path=path, file=file, family=family, raw=raw, is_gguf=False)
+    return Checkpoint(path=path, file=file, family=family, raw=raw)
 
 
 def read_model_config(path: Path) -> ModelConfig:
@@ -114,7 +117,7 @@ def read_config_file(folder: Path) -> dict[str, Any]:
             f"{path} has {size} bytes", why=f"at most {MAX_CONFIG_BYTES} are read"
         )
     try:
-        raw = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        raw = json.loads(path.read_bytes(), parse_constant=partial(_refuse_constant, path))
     except RecursionError as error:
         raise CheckpointError(f"{path} is nested too deep") from error
     except (ValueError, OSError) as error:
@@ -124,8 +127,8 @@ def read_config_file(folder: Path) -> dict[str, Any]:
     return raw
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+def _refuse_constant(path: Path, name: str) -> NoReturn:
+    raise CheckpointError(f"{path} cannot be read", why=f"{name} is no JSON number")
 
 
 def _lone_gguf(path: Path) -> Path | None:
@@ -138,7 +141,6 @@ def _lone_gguf(path: Path) -> Path | None:
 
 def _open_gguf(path: Path) -> Checkpoint:
     file = open_gguf(path)
-    family = gguf_family_for(file.metadata.get("general.architecture"))
-    assert family.gguf is not None
-    raw = family.gguf.config(file.metadata, file.entries.keys(), file.read)
-    return Checkpoint(path=path, file=file, family=family, raw=raw, is_gguf=True)
+    family, gguf = gguf_family_for(file.metadata.get("general.architecture"))
+    raw = gguf.config(file.metadata, file.entries.keys(), file.read)
+    return Checkpoint(path=path, file=file, family=family, raw=raw, gguf=gguf)

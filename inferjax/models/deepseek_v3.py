@@ -38,7 +38,8 @@ def _config(reader: ConfigReader) -> ModelConfig:
     moe = _read_experts(reader, dense)
     reader.expect("pretraining_tp", 1)
     # Extra layers that predict further tokens; they take no part in the next one's logits.
-    reader.integer("num_nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
+    for key in ("num_nextn_predict_layers", "num_mtp_layers"):
+        reader.integer(key, 0, low=0, high=MAX_LAYERS)
     layers = tuple(
         LayerSpec(attention=attention, ffn=dense if i < num_dense else moe, norm=rms)
         for i in range(num_layers)

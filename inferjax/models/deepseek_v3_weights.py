@@ -1,5 +1,7 @@
 """The tensors of DeepSeek-V3: rotary rows reordered, kv_b split, experts stacked."""
 
+from typing import cast
+
 import numpy as np
 from einops import rearrange
 from jaxtyping import Shaped
@@ -24,10 +26,9 @@ def weights(config: ModelConfig) -> Params:
 
 
 def _layer(name: str, spec: LayerSpec, dim: int) -> LayerParams:
-    assert isinstance(spec.attention, LatentAttention)
     ffn = spec.ffn
     return LayerParams(
-        attention=_latent(f"{name}.self_attn", spec.attention, dim),
+        attention=_latent(f"{name}.self_attn", cast(LatentAttention, spec.attention), dim),
         ffn=gated_mlp(f"{name}.mlp", ffn, dim)
         if isinstance(ffn, MLP)
         else _experts(f"{name}.mlp", ffn, dim),
@@ -89,13 +90,12 @@ def _experts(name: str, spec: MoE, dim: int) -> MoEParams:
         names = (f"{name}.experts.{i}.{part}_proj.weight" for i in range(count))
         return tuple(Tensor(tensor, shape) for tensor in names)
 
-    assert spec.shared is not None
     return MoEParams(
         router=linear(f"{name}.gate.weight", count, dim),
         score_bias=plain(f"{name}.gate.e_score_correction_bias", count),
         w_in=source(stored("gate", ffn, dim) + stored("up", ffn, dim), _stack_gate_up),
         w_down=source(stored("down", dim, ffn), _stack_down),
-        shared=gated_mlp(f"{name}.shared_experts", spec.shared, dim),
+        shared=gated_mlp(f"{name}.shared_experts", cast(MLP, spec.shared), dim),
     )
 
 

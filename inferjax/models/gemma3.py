@@ -1,6 +1,7 @@
 """Gemma 3, text only: local and global layers, sandwich norms, normalised queries and keys."""
 
 import math
+from typing import cast
 
 from inferjax.config import MLP, Attention, LayerSpec, ModelConfig, Norm, Rope, assign_groups
 from inferjax.models.family import Family
@@ -97,11 +98,9 @@ def _weights(config: ModelConfig) -> Params:
 
 
 def _layer(name: str, spec: LayerSpec, dim: int) -> LayerParams:
-    assert isinstance(spec.attention, Attention)
-    assert isinstance(spec.ffn, MLP)
     return LayerParams(
-        attention=grouped_attention(f"{name}.self_attn", spec.attention, dim),
-        ffn=gated_mlp(f"{name}.mlp", spec.ffn, dim),
+        attention=grouped_attention(f"{name}.self_attn", cast(Attention, spec.attention), dim),
+        ffn=gated_mlp(f"{name}.mlp", cast(MLP, spec.ffn), dim),
         attention_in=norm(f"{name}.input_layernorm", dim, spec.norm),
         attention_out=norm(f"{name}.post_attention_layernorm", dim, spec.norm),
         ffn_in=norm(f"{name}.pre_feedforward_layernorm", dim, spec.norm),

@@ -117,10 +117,10 @@ def _file_type(metadata: Mapping[str, object]) -> int:
 
 
 def _token_ids(metadata: Mapping[str, object]) -> dict[str, Any]:
-    """Return the special ids; the end of a turn ends a reply as the end of the text does."""
-    kinds = ("bos", "eos", "eot", "padding")
+    """Return the special ids; the end of a turn ends a reply as the end of text does."""
+    kinds = ("bos", "eos", "eot", "eom", "padding")
     ids = {kind: metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in kinds}
-    ends = [ids[kind] for kind in ("eos", "eot") if ids[kind] is not None]
+    ends = [ids[kind] for kind in ("eos", "eot", "eom") if ids[kind] is not None]
     return {
         "bos_token_id": ids["bos"],
         "eos_token_id": list(dict.fromkeys(ends)),

@@ -1,6 +1,7 @@
 """GPT-2: learned positions, LayerNorm with bias, a plain feed-forward block, tied embeddings."""
 
 import re
+from typing import cast
 
 from inferjax.config import MLP, Attention, LayerSpec, ModelConfig, Norm, assign_groups
 from inferjax.models.family import Family
@@ -78,10 +79,9 @@ def _weights(config: ModelConfig) -> Params:
 
 def _layer(index: int, spec: LayerSpec, dim: int) -> LayerParams:
     """Take one layer's weights, which are stored [in, out], unlike other families'."""
-    name, ffn = f"transformer.h.{index}", spec.ffn
-    assert isinstance(spec.attention, Attention)
-    assert isinstance(ffn, MLP)
-    attn, mlp, heads = f"{name}.attn", f"{name}.mlp", spec.attention.num_q_heads
+    name, ffn = f"transformer.h.{index}", cast(MLP, spec.ffn)
+    attn, mlp = f"{name}.attn", f"{name}.mlp"
+    heads = cast(Attention, spec.attention).num_q_heads
     return LayerParams(
         attention=AttentionParams(
             wqkv=reshaped(

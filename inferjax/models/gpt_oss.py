@@ -1,5 +1,7 @@
 """gpt-oss: attention sinks, alternating windows, and experts with a clamped SwiGLU."""
 
+from typing import cast
+
 from inferjax.config import Attention, LayerSpec, ModelConfig, MoE, Norm, Router, assign_groups
 from inferjax.models.family import Family
 from inferjax.models.hf import (
@@ -89,11 +91,9 @@ def _weights(config: ModelConfig) -> Params:
 
 
 def _layer(name: str, spec: LayerSpec, dim: int) -> LayerParams:
-    assert isinstance(spec.attention, Attention)
-    assert isinstance(spec.ffn, MoE)
     return LayerParams(
-        attention=grouped_attention(f"{name}.self_attn", spec.attention, dim),
-        ffn=_experts(f"{name}.mlp", spec.ffn, dim),
+        attention=grouped_attention(f"{name}.self_attn", cast(Attention, spec.attention), dim),
+        ffn=_experts(f"{name}.mlp", cast(MoE, spec.ffn), dim),
         attention_in=norm(f"{name}.input_layernorm", dim, spec.norm),
         ffn_in=norm(f"{name}.post_attention_layernorm", dim, spec.norm),
     )

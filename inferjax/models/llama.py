@@ -1,5 +1,7 @@
 """Llama and the many models that share its architecture and its name."""
 
+from typing import cast
+
 from inferjax.config import MLP, Attention, LayerSpec, ModelConfig, Norm, assign_groups
 from inferjax.models.family import Family
 from inferjax.models.hf import (
@@ -59,11 +61,9 @@ def _weights(config: ModelConfig) -> Params:
 
 
 def _layer(name: str, spec: LayerSpec, dim: int) -> LayerParams:
-    assert isinstance(spec.attention, Attention)
-    assert isinstance(spec.ffn, MLP)
     return LayerParams(
-        attention=grouped_attention(f"{name}.self_attn", spec.attention, dim),
-        ffn=gated_mlp(f"{name}.mlp", spec.ffn, dim),
+        attention=grouped_attention(f"{name}.self_attn", cast(Attention, spec.attention), dim),
+        ffn=gated_mlp(f"{name}.mlp", cast(MLP, spec.ffn), dim),
         attention_in=norm(f"{name}.input_layernorm", dim, spec.norm),
         ffn_in=norm(f"{name}.post_attention_layernorm", dim, spec.norm),
     )

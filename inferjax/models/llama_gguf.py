@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from einops import rearrange
@@ -60,8 +60,7 @@ def _tensor(name: str, config: ModelConfig) -> tuple[str, Transform | None] | No
     stored = gguf_name(name, _PARTS)
     if stored is None:
         return None
-    attention = config.layers[0].attention
-    assert isinstance(attention, Attention)
+    attention = cast(Attention, config.layers[0].attention)
     heads = {"q_proj": attention.num_q_heads, "k_proj": attention.num_kv_heads}
     part = name.split(".")[-2]
     return stored, partial(unpermute, heads=heads[part]) if part in heads else None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from inferjax.errors import UnsupportedModel
 from inferjax.models import deepseek_v3, gemma3, gpt2, gpt_oss, llama
-from inferjax.models.family import Family
+from inferjax.models.family import Family, GgufFormat
 
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
@@ -29,12 +29,12 @@ def family_for(model_type: object, architectures: object = None) -> Family:
     raise _unknown(shown, [name for family in FAMILIES for name in family.model_types])
 
 
-def gguf_family_for(architecture: object) -> Family:
-    """Return the family of a GGUF file's general.architecture.
+def gguf_family_for(architecture: object) -> tuple[Family, GgufFormat]:
+    """Return the family of a GGUF file's general.architecture, and how it is stored.
 
     Raises: UnsupportedModel listing the known architectures.
     """
-    readable = {f.gguf.architecture: f for f in FAMILIES if f.gguf is not None}
+    readable = {f.gguf.architecture: (f, f.gguf) for f in FAMILIES if f.gguf is not None}
     if isinstance(architecture, str) and architecture in readable:
         return readable[architecture]
     raise _unknown(f"GGUF architecture {str(architecture)[:60]!r}", list(readable))

@@ -1,0 +1,1 @@
+"""Weights in: the file formats, the catalog, and loading."""

@@ -1,0 +1,1 @@
+"""Model families and the one decoder that runs them all."""
