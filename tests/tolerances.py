@@ -18,3 +18,17 @@ LOGPROBS_F32 = {"rtol": 0, "atol": 2e-5}
 
 # Log-probabilities of a real model against Hugging Face's float32: 30 layers of rounding.
 GOLDEN_LOGPROBS_F32 = {"rtol": 0, "atol": 2e-3}
+
+# Log-probability margin of the reference below which its own rounding may decide a greedy token.
+GOLDEN_TIE_MARGIN = 1e-3
+
+# Logits of two float32 computations that sum in different orders. Their standard deviation is 2 to 9
+# in the tiny models: at most half of what parity allows.
+LOGITS_F32 = {"rtol": 0, "atol": 1e-4}
+
+# A float32 gradient against differences of fourth order: the loss carries 2e-6 of rounding, which a
+# step of 4e-3 magnifies; seen up to 1e-3 of the slope. The floor is a share of the whole gradient.
+FINITE_DIFFERENCES_F32 = {"rtol": 5e-3, "atol": 1e-3}
+
+# Gradients of one float32 program summed in different orders, as shares of a leaf's largest value.
+CHUNKED_GRADIENTS_F32 = {"rtol": 0, "atol": 1e-4}
