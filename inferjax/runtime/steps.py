@@ -140,6 +140,7 @@ def _successor_logprobs(
 
 
 @jax.jit(static_argnames=("config", "exec"))
+@automatic(lambda logits, state: (rows_like(logits), state))
 def _start(
     logits: Array, state: DecodeState, *, config: ModelConfig, exec: Exec
 ) -> tuple[StepOutput, DecodeState]:
@@ -148,6 +149,7 @@ def _start(
 
 
 @jax.jit(static_argnames=("config", "steps", "exec"), donate_argnames=("cache",))
+@automatic(lambda _, cache, state: (rows_like(state.tokens), state, cache))
 def _decode(
     params: Params,
     cache: KVCache,
