@@ -69,13 +69,15 @@ def token_bytes(config: ModelConfig, dtype: str) -> int:
 
 def write(
     pool: Float[Array, "L P K C S W"],
-    layer: int,
+    layer: int | Int[Array, ""],
     new: Float[Array, "B T K C W"],
     pages: Int[Array, "B T"],
     offsets: Int[Array, "B T"],
 ) -> Float[Array, "L P K C S W"]:
     """Store new tokens in place; a page id outside the pool is dropped, never clamped."""
-    return pool.at[layer, pages, :, :, offsets].set(new.astype(pool.dtype), mode="drop")
+    return pool.at[jnp.full_like(pages, layer), pages, :, :, offsets].set(
+        new.astype(pool.dtype), mode="drop"
+    )
 
 
 def copy_pages(cache: KVCache, source: Int[Array, " N"], target: Int[Array, " N"]) -> KVCache:

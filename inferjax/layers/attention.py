@@ -1,7 +1,7 @@
 """Grouped-query attention."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from inferjax.config import Attention
 from inferjax.layers.context import Dense, Mask, Paged, attend
@@ -17,7 +17,7 @@ def attention[C: (Dense, Paged)](
     spec: Attention,
     context: C,
     group: int,
-    layer: int,
+    layer: int | Int[Array, ""],
 ) -> tuple[Float[Array, "B T D"], C]:
     """Project, rotate, attend and project back; returns the context with this layer's keys in it.
 

@@ -60,7 +60,7 @@ def attend[C: (Dense, Paged)](
     kv: Float[Array, "B T K C W"],
     mask: Mask,
     group: int,
-    layer: int,
+    layer: int | Int[Array, ""],
 ) -> tuple[Float[Array, "B T K G Hv"], C]:
     """Attend from q to the context extended by `kv`; `layer` counts within the cache group."""
     if isinstance(context, Dense):

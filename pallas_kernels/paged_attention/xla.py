@@ -22,7 +22,7 @@ type Sums = tuple[Array, Array, Array]
 def paged_attention(
     q: Float[Array, "B T K G W"],
     pool: Float[Array, "L P K C S W"],
-    layer: int,
+    layer: int | Int[Array, ""],
     block_table: Int[Array, "B M"],
     positions: Int[Array, "B T"],
     lengths: Int[Array, " B"],
@@ -83,7 +83,7 @@ def _attend_page(
     *,
     queries: Float[Array, "B K G T W"],
     pool: Float[Array, "L P K C S W"],
-    layer: int,
+    layer: int | Int[Array, ""],
     block_table: Int[Array, "B M"],
     positions: Int[Array, "B T"],
     lengths: Int[Array, " B"],
