@@ -30,8 +30,12 @@ def _contract(x: Array, weight: Array, spec: str) -> Float[Array, "..."]:
     inputs, result = spec.split("->")
     x_axes, w_axes = inputs.split(",")
     summed = "".join(axis for axis in x_axes if axis in w_axes and axis not in result)
-    if not (x_axes.endswith(summed) and w_axes.startswith(summed)) or x_axes.startswith("..."):
+    if x_axes.startswith("..."):
         return jnp.einsum(spec, x, weight, preferred_element_type=jnp.float32)
+    if not (x_axes.endswith(summed) and w_axes.startswith(summed)):
+        # One product a head. XLA:CPU refuses bfloat16 here when x comes first (JAX 0.12).
+        flipped = f"{w_axes},{x_axes}->{result}"
+        return jnp.einsum(flipped, weight, x, preferred_element_type=jnp.float32)
     kept = x.shape[: x.ndim - len(summed)]
     rows = x.reshape(math.prod(kept), -1)
     matrix = weight.reshape(rows.shape[1], -1)

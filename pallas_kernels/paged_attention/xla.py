@@ -78,7 +78,7 @@ def _page_range(
 
 
 def _attend_page(
-    index: Int[Array, ""],
+    index: int | Int[Array, ""],
     sums: Sums,
     *,
     queries: Float[Array, "B K G T W"],
