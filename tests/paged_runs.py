@@ -70,7 +70,7 @@ def extend_chunks(
     """Append each row's tokens, `chunk` a call; return the logits after every token [B, S, V]."""
     starts = np.zeros(len(rows), np.int32) if starts is None else starts
     lengths = np.array([len(row) for row in rows])
-    num_chunks = -(-int(lengths.max(initial=0)) // chunk)
+    num_chunks = max(1, -(-int(lengths.max()) // chunk))
     tokens = padded(rows, num_chunks * chunk)
     logits = []
     for i in range(num_chunks):

@@ -22,8 +22,8 @@ GOLDEN_LOGPROBS_F32 = {"rtol": 0, "atol": 2e-3}
 # Log-probability margin of the reference below which its own rounding may decide a greedy token.
 GOLDEN_TIE_MARGIN = 1e-3
 
-# Logits of two float32 computations that sum in different orders. Their standard deviation is 2 to 9
-# in the tiny models: at most half of what parity allows.
+# Logits of two float32 computations that sum in different orders. Their standard deviation is 2
+# to 9 in the tiny models: at most half of what parity allows.
 LOGITS_F32 = {"rtol": 0, "atol": 1e-4}
 
 # A float32 gradient against differences of fourth order: the loss carries 2e-6 of rounding, which a
@@ -32,3 +32,11 @@ FINITE_DIFFERENCES_F32 = {"rtol": 5e-3, "atol": 1e-3}
 
 # Gradients of one float32 program summed in different orders, as shares of a leaf's largest value.
 CHUNKED_GRADIENTS_F32 = {"rtol": 0, "atol": 1e-4}
+
+# Logits of bfloat16 weights and activations against float32, root mean square, as a share of the
+# logits' standard deviation: 8 bits (0.4 %) in each of a dozen roundings; a routed expert may change.
+BFLOAT16_LOGITS = 0.05
+
+# Log-probabilities of the tiny models by two routes: moving half of gpt_oss's embedding by one bit
+# moves them by 5e-5, and each route rounds thousands of times.
+TINY_LOGPROBS_F32 = {"rtol": 0, "atol": 1e-4}
