@@ -236,7 +236,7 @@ def _share_pages(
     lengths: Int[Array, " B"],
     num_samples: int,
     max_new_tokens: int,
-) -> tuple[KVCache, Int[Array, "R M"]]:
+) -> tuple[KVCache, Int[Array, "R N"]]:
     """Give every sample the prompt's full pages and pages of its own, the first one a copy.
 
     Page j of a sample is the prompt's while j < length // page_size; the prompt's last, partly
