@@ -8,6 +8,8 @@ they can be static arguments of `jax.jit`; dtypes are canonical strings, because
 import dataclasses
 from typing import Literal
 
+from inferjax.errors import KernelUnavailable, UnsupportedConfig
+
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
@@ -236,6 +238,18 @@ def assign_groups(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
     return tuple(grouped)
 
 
+ATTENTION_IMPLEMENTATIONS = ("auto", "xla", "reference")
+KV_DTYPES = ("float32", "bfloat16", "float16")
+SMALLEST_SETTINGS = {
+    "tile": 2,
+    "page_size": 1,
+    "prefill_chunk": 1,
+    "score_chunk": 1,
+    "candidates": 1,
+    "top_logprobs": 0,
+}
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Exec:
     """How to run; nothing else selects a code path.
@@ -249,6 +263,8 @@ class Exec:
     score_chunk: positions whose logits exist at once in `score`.
     candidates: top logits that top_k, top_p and min_p look at before falling back to a full sort.
     top_logprobs: how many of the most likely tokens to report beside the chosen one.
+
+    Raises: UnsupportedConfig for a value out of range, KernelUnavailable for an implementation.
     """
 
     exact: bool = False
@@ -260,3 +276,26 @@ class Exec:
     score_chunk: int = 128
     candidates: int = 256
     top_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse settings that could not run, before anything compiles."""
+        if self.attention not in ATTENTION_IMPLEMENTATIONS:
+            raise KernelUnavailable(
+                f"attention={self.attention!r}",
+                why="no such implementation is built",
+                fix=f"use one of {', '.join(ATTENTION_IMPLEMENTATIONS)}",
+            )
+        if self.kv_dtype not in (None, *KV_DTYPES):
+            raise UnsupportedConfig(
+                f"kv_dtype={self.kv_dtype!r}",
+                why="the cache holds floating-point keys and values",
+                fix=f"use one of {', '.join(KV_DTYPES)}, or None for the weights' dtype",
+            )
+        for name, smallest in SMALLEST_SETTINGS.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+                raise UnsupportedConfig(
+                    f"{name}={value!r}",
+                    why=f"it must be an integer of at least {smallest}",
+                    fix=f"the default is {type(self).__dataclass_fields__[name].default}",
+                )
