@@ -6,7 +6,7 @@ they can be static arguments of `jax.jit`; dtypes are canonical strings, because
 """
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 from inferjax.errors import KernelUnavailable, UnsupportedConfig
 
@@ -266,6 +266,9 @@ class Exec:
 
     Raises: UnsupportedConfig for a value out of range, KernelUnavailable for an implementation.
     """
+
+    # The checks below give typed errors; a type checker at run time would come before them.
+    __no_type_check__: ClassVar[bool] = True
 
     exact: bool = False
     tile: int = 8
