@@ -33,7 +33,8 @@ def paged_attention(
     A query at position p sees cached positions j with j <= p, j < lengths[b] and, with a window,
     p - j < window. Queries with a negative position are padding and return zeros. Keys are plane 0
     of the pool, values the first `value_dim` columns of its last plane (a latent pool has one plane
-    that is both). Whatever lies in a page beyond a row's length, NaN included, has no influence.
+    that is both). Whatever lies where no query of the row sees it, NaN included, has no influence:
+    beyond the row's length, and in pages that its window has left.
     `sinks` are one extra logit per head without a value. Scores and sums are float32; the result
     has q's dtype.
 

@@ -23,15 +23,16 @@ def paged_attention(
     batch, num_pages, heads, planes, size, width = pages.shape
     dense = pages.transpose(0, 2, 3, 1, 4, 5).reshape(batch, heads, planes, num_pages * size, width)
     key_pos = jnp.arange(num_pages * size, dtype=jnp.int32)
-    live = key_pos[None] < lengths[:, None]
+    distance = positions[:, :, None] - key_pos[None, None]
+    seen = (key_pos[None] < lengths[:, None])[:, None] & (distance >= 0)
+    if window is not None:
+        seen &= distance < window
+    live = jnp.any(seen, axis=1)
     dense = jnp.where(live[:, None, None, :, None], dense.astype(jnp.float32), 0.0)
     keys, values = dense[:, :, 0], dense[:, :, -1, :, :value_dim]
     scores = jnp.einsum("BTKGW,BKSW->BTKGS", q.astype(jnp.float32), keys) * scale
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
-    seen = live[:, None] & (key_pos[None, None] <= positions[:, :, None])
-    if window is not None:
-        seen &= positions[:, :, None] - key_pos[None, None] < window
     scores = jnp.where(seen[:, :, None, None], scores, -jnp.inf)
     if sinks is not None:
         sink = jnp.broadcast_to(

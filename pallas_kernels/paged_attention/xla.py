@@ -104,13 +104,16 @@ def _attend_page(
     scores = scores * scale
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
-    seen = _seen(key_pos, positions, in_row, window)[:, None, None]
+    seen = _seen(key_pos, positions, in_row, window)
+    live = jnp.any(seen, axis=1)
+    seen = seen[:, None, None]
     scores = jnp.where(seen, scores, MASKED)
     new_peak = jnp.maximum(peak, scores.max(-1))
     kept = jnp.exp(peak - new_peak)
     weights = jnp.where(seen, jnp.exp(scores - new_peak[..., None]), 0.0)
-    # A stale NaN behind the row's end would survive multiplication by a weight of zero.
-    values = jnp.where(in_row[:, None, :, None], page[:, :, -1, :, :value_dim], 0)
+    # A stale NaN behind the row's end, or in a page that its window has left and another row reads,
+    # would survive multiplication by a weight of zero.
+    values = jnp.where(live[:, None, :, None], page[:, :, -1, :, :value_dim], 0)
     added = jnp.einsum(
         "BKGTS,BKSW->BKGTW",
         weights.astype(values.dtype),

@@ -122,6 +122,18 @@ def test_paged_attention_ignores_where_pages_lie_and_what_is_dead(case: Case):
     np.testing.assert_array_equal(np.asarray(plain), np.asarray(moved))
 
 
+@pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
+def test_paged_attention_ignores_pages_that_the_window_has_left(implementation: str):
+    """A short neighbour keeps the loop at page 0, where the long row's table holds other data."""
+    case = Case(name="", new_tokens=(2, 1), context=(30, 3), window=5)
+    arrays = make_arrays(case)
+    known = dense_float64(case, arrays)
+    arrays["pool"][:, 0] = np.nan
+    arrays["block_table"][0, :3] = 0  # the queries at 30 and 31 see positions 26 to 31
+    got = np.asarray(compiled(case, implementation)(**arrays))
+    np.testing.assert_allclose(got, known, **ATTENTION_F32)
+
+
 def test_paged_attention_row_does_not_depend_on_longer_neighbours():
     short = Case(name="", new_tokens=(1, 1), context=(5, 5))
     long = Case(name="", new_tokens=(1, 1), context=(5, 60))
