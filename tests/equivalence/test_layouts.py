@@ -101,6 +101,22 @@ def test_result_independent_of_layout(family, mode, layout):
     assert_same(exact, run(family, mode, LAYOUTS[layout]), run(family, mode, BASE))
 
 
+def test_penalties_see_prompt_and_output():
+    """A repetition penalty of 100 rules out every id seen so far, across dispatches."""
+    model = tiny_model("llama")
+    prompts = [np.array([p[0], *p]) for p in prompts_of(model, LENGTHS)]
+    settings = SETTINGS | {"temperature": [0.0] * 3, "repetition_penalty": [1.0] * 3}
+    settings |= {"presence_penalty": [0.0] * 3, "frequency_penalty": [0.0] * 3}
+    free, _ = run_layout(model, prompts, BASE, total=36, sampling=settings, exec=MODES["exact"])
+    settings["repetition_penalty"] = [1.0, 100.0, 100.0]
+    tied, _ = run_layout(model, prompts, BASE, total=36, sampling=settings, exec=MODES["exact"])
+    for row in (1, 2):
+        text = [*set(prompts[row].tolist()), *tied[row].tolist()]
+        assert len(set(text)) == len(text)
+    assert len(set(free[1].tolist())) < 36  # or else the penalty had nothing to do
+    np.testing.assert_array_equal(tied[0], free[0])
+
+
 @pytest.mark.parametrize(("family", "mode"), sweep(everyday=False))
 def test_result_of_a_row_alone_equals_the_batch(family, mode):
     assert_same(mode, run_alone(family, mode), run(family, mode, BASE))
