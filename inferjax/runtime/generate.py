@@ -5,11 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
 from inferjax.config import Exec, ModelConfig
-from inferjax.errors import InvalidInput, InvalidSampling
+from inferjax.errors import InvalidInput, InvalidSampling, ShapeError
 from inferjax.kv.cache import KVCache, copy_pages, init_cache, page_size_of
 from inferjax.params import Params
 from inferjax.pytree import pytree
@@ -19,17 +20,20 @@ from inferjax.runtime.arguments import (
     as_tokens,
     check_context,
     check_ids,
+    is_concrete,
 )
 from inferjax.runtime.inputs import DecodeState, StepInputs, init_state, input_status
 from inferjax.runtime.passes import last_rows, logits_of, run_paged
 from inferjax.runtime.steps import decode_loop, draw
 from inferjax.sampling import (
+    GREEDY_BELOW,
     Sampled,
     Sampling,
     SamplingParams,
     Status,
     make_sampling,
     sampling_arrays,
+    seed_keys,
 )
 from inferjax.sharding import automatic, rows_like
 
@@ -85,8 +89,9 @@ def generate(
             fix="ask for at least one token; leave num_samples out for one sample per prompt",
         )
     check_context(tokens.shape[1] + max_new_tokens, config)
-    rows = _sampling_rows(sampling, tokens.shape[0], config, key)
-    keys = as_row_keys(jax.random.key(0) if key is None else key, tokens.shape[0])
+    batch = tokens.shape[0]
+    rows = _sampling_rows(sampling, batch, config, exec)
+    keys = _row_keys(key, sampling, batch)
     return _generate(
         params,
         tokens,
@@ -101,31 +106,69 @@ def generate(
 
 
 def _sampling_rows(
-    sampling: Sampling | SamplingParams | None, batch: int, config: ModelConfig, key: Array | None
+    sampling: Sampling | SamplingParams | None, batch: int, config: ModelConfig, exec: Exec
 ) -> Sampling:
     if sampling is None:
         return make_sampling(batch, temperature=0.0, eos_ids=config.eos_ids)
     if isinstance(sampling, Sampling):
-        if key is None:
-            raise InvalidSampling(
-                "sampling without a key",
-                why="drawing tokens needs randomness, and there is no hidden state to take it from",
-                fix="pass key=jax.random.key(seed)",
+        if sampling.temperature.shape != (batch,):
+            raise ShapeError(
+                f"sampling has {list(sampling.temperature.shape)} rows",
+                why=f"there are {batch} prompts; samples of one prompt share its row",
+                fix=f"make_sampling({batch}, ...)",
             )
         return sampling
+    _check_request(sampling, exec)
+    eos_ids = config.eos_ids
+    return sampling_arrays([sampling] * batch, vocab_size=config.vocab_size, eos_ids=eos_ids)
+
+
+def _check_request(sampling: SamplingParams, exec: Exec) -> None:
+    """Refuse the fields of a request that a function of arrays cannot honour."""
     if sampling.stop or sampling.bad_words:
         raise InvalidSampling(
             "stop strings and bad words are text",
             why="generate sees token ids only",
             fix="use stop_token_ids and bad_token_ids, or the command line, which tokenizes them",
         )
-    if key is None and sampling.temperature >= 1e-5:
+    if sampling.n != 1:
         raise InvalidSampling(
-            f"temperature={sampling.temperature} without a key",
-            why="drawing tokens needs randomness",
+            f"n={sampling.n} in the sampling of generate",
+            why="the number of samples is a shape",
+            fix=f"pass num_samples={sampling.n}",
+        )
+    if (sampling.logprobs or 0) > exec.top_logprobs:
+        raise InvalidSampling(
+            f"logprobs={sampling.logprobs} in the sampling of generate",
+            why="how many are reported is a shape",
+            fix=f"pass exec=Exec(top_logprobs={sampling.logprobs})",
+        )
+
+
+def _row_keys(key: Array | None, sampling: Sampling | SamplingParams | None, batch: int) -> Array:
+    """Return one key per prompt; a seed gives every row the key of a request of its own."""
+    seed = sampling.seed if isinstance(sampling, SamplingParams) else None
+    if key is not None and seed is not None:
+        raise InvalidSampling(
+            f"both key and seed={seed}", why="one of them would be ignored", fix="leave one out"
+        )
+    if seed is not None:
+        return seed_keys([seed] * batch)
+    if key is None and not _is_greedy(sampling):
+        raise InvalidSampling(
+            "sampling without a key",
+            why="drawing tokens needs randomness, and there is no hidden state to take it from",
             fix="pass key=jax.random.key(seed), or temperature=0",
         )
-    return sampling_arrays([sampling] * batch, vocab_size=config.vocab_size, eos_ids=config.eos_ids)
+    return as_row_keys(jax.random.key(0) if key is None else key, batch)
+
+
+def _is_greedy(sampling: Sampling | SamplingParams | None) -> bool:
+    """Return whether no row can need randomness; traced temperatures might."""
+    if isinstance(sampling, Sampling):
+        known = is_concrete(sampling.temperature)
+        return known and bool(np.all(np.asarray(sampling.temperature) < GREEDY_BELOW))
+    return sampling is None or sampling.temperature < GREEDY_BELOW
 
 
 @jax.jit(static_argnames=("config", "max_new_tokens", "num_samples", "exec"))
@@ -152,7 +195,7 @@ def _generate(
         starts=jnp.zeros_like(lengths),
         block_tables=(prompt_table,) * len(cache.groups),
     )
-    status = input_status(inputs, cache, config.vocab_size)
+    status = input_status(inputs, cache, config)
     status |= jnp.where(lengths < 1, int(Status.EMPTY_PROMPT), 0)
     hidden, cache = prefill_chunks(params, config, cache, inputs, exec)
     logits = logits_of(params, config, hidden, exec)

@@ -1,6 +1,7 @@
 """From logits to a token: penalties, masks, filters and the draw, as pure functions of arrays."""
 
 from inferjax.sampling.arrays import (
+    GREEDY_BELOW,
     NO_LIMIT,
     Sampled,
     SampleState,
@@ -16,6 +17,7 @@ from inferjax.sampling.params import SamplingParams, sampling_arrays, seed_keys
 from inferjax.sampling.status import Status
 
 __all__ = [
+    "GREEDY_BELOW",
     "NO_LIMIT",
     "SampleState",
     "Sampled",

@@ -14,6 +14,9 @@ from inferjax.pytree import pytree
 
 NO_LIMIT = int(np.iinfo(np.int32).max)
 
+# Temperatures below this are greedy, as in vLLM.
+GREEDY_BELOW = 1e-5
+
 
 @pytree
 class Sampling:
@@ -154,7 +157,7 @@ def make_state(
 
 def greedy_rows(sampling: Sampling) -> BoolArray[Array, " B"]:
     """Return which rows take the most likely token."""
-    return sampling.temperature < 1e-5
+    return sampling.temperature < GREEDY_BELOW
 
 
 def num_generated(state: SampleState) -> Int[Array, " B"]:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from inferjax.errors import InvalidSampling
-from inferjax.sampling.arrays import NO_LIMIT, Sampling
+from inferjax.sampling.arrays import GREEDY_BELOW, NO_LIMIT, Sampling
 
 type Check = Callable[[str, Any], Any]
 
@@ -62,7 +62,7 @@ class SamplingParams:
             _refuse(
                 "min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}"
             )
-        if self.n > 1 and self.temperature < 1e-5:
+        if self.n > 1 and self.temperature < GREEDY_BELOW:
             _refuse("n", self.n, "1 when temperature is 0: greedy samples are all the same")
 
     @classmethod

@@ -13,3 +13,5 @@ class Status(enum.IntFlag):
     BAD_TOKEN = 8
     OUT_OF_PAGES = 16
     EMPTY_PROMPT = 32
+    BAD_LENGTH = 64
+    TOO_LONG = 128
