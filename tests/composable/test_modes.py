@@ -44,7 +44,14 @@ def test_after_warm_up_no_value_compiles_anything():
     assert compiled  # a new shape: the listener does hear
 
 
-@pytest.mark.parametrize("mode", ["jax_disable_jit", "jax_debug_nans", "jax_debug_infs"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "jax_debug_nans",
+        pytest.param("jax_disable_jit", marks=pytest.mark.slow),
+        pytest.param("jax_debug_infs", marks=pytest.mark.slow),
+    ],
+)
 def test_debugging_modes_change_nothing(mode: str):
     """Strict promotion and ranks are on in every test; these are the others."""
     drawn, scored = draw(PARAMS, temperature=0.7, top_k=3), ij.score(PARAMS, CONFIG, TOKENS)
@@ -84,9 +91,8 @@ def test_bfloat16_weights_run_in_bfloat16_and_stay_near_float32(family: str):
     np.testing.assert_allclose(scored, expected_score, rtol=0, atol=8 * BFLOAT16_LOGITS * spread)
 
 
-@pytest.mark.parametrize(
-    "family", ["llama", *(pytest.param(f, marks=pytest.mark.slow) for f in models.FAMILIES[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", models.FAMILIES)
 def test_bfloat16_generation_reports_the_scores_of_its_tokens(family: str):
     params, config = models.cut_model(family)
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
