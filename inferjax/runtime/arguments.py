@@ -32,6 +32,16 @@ PROBLEMS: dict[Status, tuple[type[InferjaxError], str, str]] = {
         "the block table has no valid page for a token",
         "give the row more pages, or fewer tokens",
     ),
+    Status.TOO_LONG: (
+        RequestTooLong,
+        "tokens beyond the model's context",
+        "shorten the prompt, or draw fewer tokens",
+    ),
+    Status.BAD_LENGTH: (
+        InvalidInput,
+        "a negative length or start, or a length beyond the row's tokens",
+        "give lengths from 0 to the width of tokens, and starts from 0",
+    ),
     Status.BAD_SAMPLING: (
         InvalidSampling,
         "a sampling value is NaN or out of range",

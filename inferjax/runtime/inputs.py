@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from inferjax.kv.cache import KVCache, num_pages_of, page_size_of
+from inferjax.config import ModelConfig, cache_groups
+from inferjax.kv.cache import TRASH_PAGE, KVCache, num_pages_of, page_size_of
 from inferjax.pytree import pytree
 from inferjax.sampling import SampleState, Sampling, Status
 
@@ -105,28 +106,42 @@ def positions_of(inputs: StepInputs) -> Int[Array, "B T"]:
     return jnp.where(offset < inputs.lengths[:, None], inputs.starts[:, None] + offset, -1)
 
 
-def input_status(inputs: StepInputs, cache: KVCache, vocab_size: int) -> Int[Array, " B"]:
-    """Return the bits of rows whose tokens or pages are out of range."""
-    live = positions_of(inputs) >= 0
-    wrong = live & ((inputs.tokens < 0) | (inputs.tokens >= vocab_size))
+def input_status(inputs: StepInputs, cache: KVCache, config: ModelConfig) -> Int[Array, " B"]:
+    """Return the bits of rows whose tokens, lengths, starts or pages are out of range."""
+    width, live = inputs.tokens.shape[1], inputs.lengths > 0
+    wrong = (inputs.tokens < 0) | (inputs.tokens >= config.vocab_size)
+    wrong &= jnp.arange(width, dtype=jnp.int32)[None] < inputs.lengths[:, None]
     status = jnp.where(jnp.any(wrong, axis=1), int(Status.BAD_TOKEN), 0)
-    total = inputs.starts + inputs.lengths
-    lost = page_faults(total, inputs.block_tables, cache) & (inputs.lengths > 0)
-    return status | jnp.where(lost, int(Status.OUT_OF_PAGES), 0)
+    place = place_status(inputs.starts, inputs.lengths, inputs.block_tables, cache, config)
+    odd = (inputs.lengths > width) | (inputs.lengths < 0) | (live & (inputs.starts < 0))
+    return jnp.where(live, status | place, 0) | jnp.where(odd, int(Status.BAD_LENGTH), 0)
 
 
-def page_faults(
-    total: Int[Array, " B"], block_tables: tuple[Int[Array, "B M"], ...], cache: KVCache
-) -> Bool[Array, " B"]:
-    """Return which rows lack a valid page for one of their first `total` tokens."""
-    size = page_size_of(cache)
+def place_status(
+    starts: Int[Array, " B"],
+    lengths: Int[Array, " B"],
+    block_tables: tuple[Int[Array, "B M"], ...],
+    cache: KVCache,
+    config: ModelConfig,
+) -> Int[Array, " B"]:
+    """Return the bits of rows that have no place for new tokens: in the context, or in pages.
+
+    A page behind a window may be anything: nobody reads it. All others must be in the pool, and
+    not the trash page, where tokens are lost.
+    """
+    size, total = page_size_of(cache), starts + lengths
+    # The sum of two huge numbers wraps around, so the start is looked at by itself.
+    long = (starts >= config.max_context) | (total > config.max_context)
     fault = jnp.zeros(total.shape, jnp.bool_)
-    for table, num_pages in zip(block_tables, num_pages_of(cache), strict=True):
-        needed = jnp.arange(table.shape[1], dtype=jnp.int32)[None] * size < total[:, None]
-        # A page outside the pool; the trash page is fine where a window has left tokens behind.
-        bad = needed & ((table < 0) | (table >= num_pages))
-        fault |= jnp.any(bad, axis=1) | (total > table.shape[1] * size)
-    return fault
+    groups = cache_groups(config)
+    for table, num_pages, group in zip(block_tables, num_pages_of(cache), groups, strict=True):
+        oldest = starts - group.window + 1 if group.window else jnp.zeros_like(starts)
+        first = jnp.arange(table.shape[1], dtype=jnp.int32)[None] * size
+        needed = (first < total[:, None]) & (first + size > oldest[:, None])
+        fault |= jnp.any(needed & ((table <= TRASH_PAGE) | (table >= num_pages)), axis=1)
+        fault |= total > table.shape[1] * size
+    status = jnp.where(fault, int(Status.OUT_OF_PAGES), 0)
+    return status | jnp.where(long, int(Status.TOO_LONG), 0)
 
 
 def insert(state: DecodeState, slots: Int[Array, " n"], rows: DecodeState) -> DecodeState:

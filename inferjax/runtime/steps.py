@@ -19,7 +19,7 @@ from inferjax.runtime.inputs import (
     StepInputs,
     StepOutput,
     input_status,
-    page_faults,
+    place_status,
 )
 from inferjax.runtime.passes import last_rows, logits_of, run_paged, sample_rows
 from inferjax.runtime.score import next_logprobs
@@ -111,7 +111,7 @@ def _extend(
     taps: tuple[str, ...],
     exec: Exec,
 ) -> tuple[StepOutput, KVCache]:
-    status = input_status(inputs, cache, config.vocab_size)
+    status = input_status(inputs, cache, config)
     hidden, cache, seen = run_paged(params, config, cache, inputs, exec, taps)
     live = inputs.lengths > 0
     match outputs:
@@ -205,13 +205,13 @@ def decode_step(
         starts=state.sample.position - 1,
         block_tables=state.block_tables,
     )
-    faults = page_faults(state.sample.position, state.block_tables, cache)
+    lost = place_status(inputs.starts, inputs.lengths, state.block_tables, cache, config)
+    lost = jnp.where(live, lost, 0)
     hidden, cache, _ = run_paged(params, config, cache, inputs, exec)
     logits = logits_of(params, config, hidden[:, 0], exec)
     drawn, state = draw(logits, config, state, exec)
-    lost = jnp.where(faults & live, int(Status.OUT_OF_PAGES), 0)
     drawn = dataclasses.replace(drawn, status=drawn.status | lost)
-    return drawn, dataclasses.replace(state, done=state.done | (faults & live)), cache
+    return drawn, dataclasses.replace(state, done=state.done | (lost != 0)), cache
 
 
 def draw(
