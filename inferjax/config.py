@@ -258,7 +258,8 @@ class Exec:
       whatever shares its batch. tile: rows per tile, at least 2 (XLA computes a single row
       differently).
     attention: implementation of the attention op, or "auto".
-    page_size: tokens per cache page. kv_dtype: dtype of the pages, None means the weights' dtype.
+    page_size: tokens per page of a cache that is made; a step takes it from the cache it is given.
+    kv_dtype: dtype of the pages, None means the weights' dtype.
     prefill_chunk: prompt tokens per prefill pass inside `generate`.
     score_chunk: positions whose logits exist at once in `score`.
     candidates: top logits that top_k, top_p and min_p look at before falling back to a full sort.
