@@ -31,7 +31,8 @@ SMALLEST_CAPACITY = 512
 class StreamEvent:
     """Tokens of one dispatch. `finish_reason` is "stop" or "length" with the last ones, else None.
 
-    `top_ids` and `top_logprobs` hold `exec.top_logprobs` values per token.
+    `top_ids` and `top_logprobs` have the most likely tokens of each place: as many as the
+    request's `logprobs` or `exec.top_logprobs`, whichever is more.
     """
 
     token_ids: list[int]
@@ -60,6 +61,8 @@ def stream(
     config = model.config
     room = _room(prompt_ids, sampling, config)
     request = _prepared(sampling, model.tokenizer, room)
+    num_top = max(exec.top_logprobs, sampling.logprobs or 0)
+    exec = dataclasses.replace(exec, top_logprobs=num_top)
     return _run(model, list(prompt_ids), request, exec, steps, room)
 
 
@@ -193,7 +196,7 @@ def _event(
     token_ids = drawn.tokens[:count].tolist()
     reason = None
     if bool(state.done[0]):
-        reason = "stop" if token_ids[-1] in stop_ids else "length"
+        reason = "stop" if token_ids and token_ids[-1] in stop_ids else "length"
     return StreamEvent(
         token_ids=token_ids,
         logprobs=drawn.logprobs[:count].tolist(),

@@ -202,8 +202,7 @@ def _state(batch: int, context: int, pages: tuple[jax.Array, ...]) -> DecodeStat
         done=jnp.zeros((batch,), jnp.bool_),
         sample=make_state(jax.random.split(jax.random.key(0), batch), context + 1),
         sampling=make_sampling(batch, temperature=0.0, ignore_eos=True),
-        # Copies, because decode donates its state.
-        block_tables=tuple(jnp.array(table) for table in pages),
+        block_tables=pages,
     )
 
 

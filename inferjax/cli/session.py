@@ -49,11 +49,11 @@ def load_model(args: argparse.Namespace, *, quiet: bool = False) -> Any:
     )
 
 
-def exec_from(args: argparse.Namespace, *, top_logprobs: int = 0) -> Any:
+def exec_from(args: argparse.Namespace) -> Any:
     """Return the `Exec` that the flags ask for."""
     import inferjax as ij
 
-    return ij.Exec(exact=args.exact, top_logprobs=top_logprobs)
+    return ij.Exec(exact=args.exact)
 
 
 def add_arguments(parser: argparse.ArgumentParser, defaults: Mapping[str, object]) -> None:
@@ -118,7 +118,7 @@ def open_session(
         yield Session(
             model=model,
             sampling=sampling,
-            exec=exec_from(args, top_logprobs=sampling.logprobs or 0),
+            exec=exec_from(args),
             compile_seconds=clock.seconds,
         )
     finally:

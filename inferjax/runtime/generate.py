@@ -215,7 +215,8 @@ def _generate(
         room=max_new_tokens,
         sample_index=jnp.arange(lengths.shape[0], dtype=jnp.int32) % copies,
     )
-    first, state = draw(logits, config, dataclasses.replace(state, done=status != 0), exec)
+    state = dataclasses.replace(state, done=state.done | (status != 0))
+    first, state = draw(logits, config, state, exec)
     rest, state, _ = decode_loop(params, config, cache, state, max_new_tokens - 1, exec)
     return _result(first, rest, state, status, num_samples)
 

@@ -80,7 +80,8 @@ def init_state(
 ) -> DecodeState:
     """Return the state of rows whose prompts are cached and whose first token is still to be drawn.
 
-    `room` bounds the tokens a row may draw, beside its own `max_tokens`.
+    `room` bounds the tokens a row may draw, beside its own `max_tokens`; one that may draw none is
+    done.
     """
     limit = jnp.minimum(sampling.max_tokens, jnp.int32(room))
     sample = SampleState(
@@ -93,7 +94,7 @@ def init_state(
     )
     return DecodeState(
         tokens=jnp.zeros_like(lengths),
-        done=jnp.zeros(lengths.shape, jnp.bool_),
+        done=limit < 1,
         sample=sample,
         sampling=dataclasses.replace(sampling, max_tokens=limit),
         block_tables=tuple(block_tables),
