@@ -73,9 +73,9 @@ def embed(
 def unembed(
     params: Params, config: ModelConfig, hidden: Float[Array, "*rows D"]
 ) -> Float[Array, "*rows V"]:
-    """Return float32 logits."""
+    """Return float32 logits, which half precision has not rounded: ties would be common."""
     head = params.embed if params.head is None else params.head
-    logits = linear(hidden, head, "...D,VD->...V").astype(jnp.float32)
+    logits = linear(hidden, head, "...D,VD->...V", dtype=jnp.float32)
     if config.final_softcap is not None:
         logits = config.final_softcap * jnp.tanh(logits / config.final_softcap)
     return logits

@@ -3,22 +3,30 @@
 import math
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from inferjax.shapes import align_last
 
 
 def linear(
-    x: Float[Array, "..."], weight: Array, spec: str, bias: Array | None = None
+    x: Float[Array, "..."],
+    weight: Array,
+    spec: str,
+    bias: Array | None = None,
+    *,
+    dtype: DTypeLike | None = None,
 ) -> Float[Array, "..."]:
-    """Contract `x` with `weight` by the einsum `spec`; accumulate in float32, return x's dtype.
+    """Contract `x` with `weight` by the einsum `spec`, summing in float32.
+
+    The result has `dtype`, by default x's.
 
     Example: `linear(x, wqkv, "BTD,DKCH->BTKCH")`.
     """
     out = _contract(x, weight, spec)
     if bias is not None:
         out = out + align_last(bias.astype(jnp.float32), out.ndim)
-    return out.astype(x.dtype)
+    return out.astype(x.dtype if dtype is None else dtype)
 
 
 def _contract(x: Array, weight: Array, spec: str) -> Float[Array, "..."]:
