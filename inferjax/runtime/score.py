@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from inferjax.config import Exec, ModelConfig, cache_groups
 from inferjax.errors import InvalidInput
@@ -24,7 +24,8 @@ def forward(
 ) -> Float[Array, "B S V"]:
     """Return float32 logits of every position, without keeping a cache.
 
-    Positions beyond a row's length hold no meaning. Differentiable, except in exact mode.
+    Positions beyond a row's length hold no meaning; from a traced id outside the vocabulary on they
+    are NaN. Differentiable, except in exact mode.
 
     Raises: ShapeError, InvalidInput, RequestTooLong.
     """
@@ -37,9 +38,10 @@ def score(
 ) -> Float[Array, "B N"]:
     """Return the log-probability of each token given those before it: [B, S-1], float32.
 
-    Column t is for token t+1; columns beyond a row's length are 0. Logits exist for
-    `exec.score_chunk` positions at a time. Differentiable with respect to params; in exact mode it
-    takes the paged path, equals what generation reported bit for bit, and is not.
+    Column t is for token t+1; columns beyond a row's length are 0, and from a traced id outside the
+    vocabulary on they are NaN. Logits exist for `exec.score_chunk` positions at a time.
+    Differentiable with respect to params; in exact mode it takes the paged path, equals what
+    generation reported bit for bit, and is not.
 
     Raises: ShapeError, InvalidInput, RequestTooLong.
     """
@@ -83,6 +85,7 @@ def _checked(config: ModelConfig, tokens: Any, lengths: Any) -> tuple[Array, Arr
 @automatic(lambda _, tokens, *__: rows_like(tokens))
 def _forward(params: Params, tokens: Array, lengths: Array, *, config: ModelConfig, exec: Exec):
     hidden, _ = _hidden(params, config, tokens, lengths, exec)
+    hidden = jnp.where(_good_so_far(config, tokens, lengths)[:, :, None], hidden, jnp.nan)
     flat = hidden.reshape(-1, hidden.shape[-1])
     logits = logits_of(params, config, flat, exec)
     return logits.reshape(*tokens.shape, -1)
@@ -99,8 +102,18 @@ def _activations(params, tokens, lengths, *, config, exec, taps):
 def _score(params: Params, tokens: Array, lengths: Array, *, config: ModelConfig, exec: Exec):
     hidden, _ = _hidden(params, config, tokens, lengths, exec)
     values = next_logprobs(params, config, hidden, tokens, exec)
+    values = jnp.where(_good_so_far(config, tokens, lengths)[:, 1:], values, jnp.nan)
     known = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
     return jnp.where(known, values, 0.0)
+
+
+def _good_so_far(
+    config: ModelConfig, tokens: Int[Array, "B S"], lengths: Int[Array, " B"]
+) -> Bool[Array, "B S"]:
+    """Return where no token of the row, up to here, is outside the vocabulary."""
+    live = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
+    bad = live & ((tokens < 0) | (tokens >= config.vocab_size))
+    return jnp.cumsum(bad, axis=1) == 0
 
 
 def next_logprobs(
