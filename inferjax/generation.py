@@ -14,17 +14,21 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from inferjax.checkpoint.load import Model
-from inferjax.config import Exec, ModelConfig, cache_groups
+from inferjax.config import Exec, ModelConfig
 from inferjax.errors import InvalidInput, InvalidSampling
-from inferjax.kv.cache import KVCache, init_cache
+from inferjax.kv.cache import KVCache, page_size_of, row_tables
 from inferjax.runtime.arguments import as_tokens, check_context, check_ids, raise_for_status
 from inferjax.runtime.inputs import DecodeState, StepOutput, init_state, make_inputs
+from inferjax.runtime.passes import make_cache
 from inferjax.runtime.steps import decode, extend, start
 from inferjax.sampling import SamplingParams, sampling_arrays, seed_keys
 from inferjax.tokenizer import Tokenizer
 
 SMALLEST_BUCKET = 16
 SMALLEST_CAPACITY = 512
+
+# Tokens of a reply that the first cache has room for; a longer one doubles it.
+FIRST_ROOM = 512
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +79,10 @@ def _run(
     room: int,
 ) -> Iterator[StreamEvent]:
     params, config = model.params, model.config
-    capacity = _bucket(len(prompt_ids) + room, SMALLEST_CAPACITY)
-    cache, tables = _one_row_cache(model, capacity, exec)
+    capacity = _bucket(len(prompt_ids) + min(room, FIRST_ROOM), SMALLEST_CAPACITY)
+    num_pages = -(-capacity // exec.page_size)
+    cache = make_cache(params, config, num_pages=1 + num_pages, exec=exec)
+    tables = (row_tables(1, num_pages),) * len(cache.groups)
     logits, cache = _prefill(model, prompt_ids, cache, tables, exec)
     state = _first_state(prompt_ids, sampling, tables, capacity, config)
     eos_ids = () if sampling.ignore_eos else config.eos_ids
@@ -86,6 +92,9 @@ def _run(
     yield event
     count = 1
     while event.finish_reason is None:
+        if len(prompt_ids) + count + steps > capacity:
+            capacity *= 2
+            cache, state = _grown(cache, state, capacity)
         output, state, cache = decode(params, config, cache, state, steps=steps, exec=exec)
         event = _event(output, state, count, stop_ids)
         count += len(event.token_ids)
@@ -135,14 +144,6 @@ def _bucket(length: int, smallest: int) -> int:
     return max(smallest, 1 << (length - 1).bit_length())
 
 
-def _one_row_cache(model: Model, capacity: int, exec: Exec) -> tuple[KVCache, tuple[Array, ...]]:
-    pages = -(-capacity // exec.page_size)
-    kind = exec.kv_dtype or str(model.params.embed.dtype)
-    cache = init_cache(model.config, num_pages=1 + pages, exec=exec, dtype=kind)
-    table = jnp.arange(1, 1 + pages, dtype=jnp.int32)[None]
-    return cache, (table,) * len(cache_groups(model.config))
-
-
 def _prefill(
     model: Model, prompt_ids: list[int], cache: KVCache, tables: tuple[Array, ...], exec: Exec
 ) -> tuple[Float[Array, "B V"], KVCache]:
@@ -180,7 +181,21 @@ def _first_state(
         keys=seed_keys([seed]),
         sampling=sampling_arrays([sampling], vocab_size=config.vocab_size, eos_ids=config.eos_ids),
         block_tables=tables,
-        room=capacity,
+        room=0,
+    )
+
+
+def _grown(cache: KVCache, state: DecodeState, capacity: int) -> tuple[KVCache, DecodeState]:
+    """Return cache and state with room for `capacity` tokens in all."""
+    num_pages = -(-capacity // page_size_of(cache))
+    more = num_pages + 1 - cache.groups[0].shape[1]
+    pools = [jnp.pad(g, ((0, 0), (0, more), *((0, 0),) * 4)) for g in cache.groups]
+    extra = capacity - state.sample.history.shape[1]
+    history = jnp.pad(state.sample.history, ((0, 0), (0, extra)))
+    return KVCache(groups=tuple(pools)), dataclasses.replace(
+        state,
+        sample=dataclasses.replace(state.sample, history=history),
+        block_tables=(row_tables(1, num_pages),) * len(pools),
     )
 
 

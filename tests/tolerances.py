@@ -34,7 +34,7 @@ FINITE_DIFFERENCES_F32 = {"rtol": 5e-3, "atol": 1e-3}
 CHUNKED_GRADIENTS_F32 = {"rtol": 0, "atol": 1e-4}
 
 # Logits of bfloat16 weights and activations against float32, root mean square, as a share of the
-# logits' standard deviation: 8 bits (0.4 %) in each of a dozen roundings; a routed expert may change.
+# logits' standard deviation: 8 bits (0.4 %) in each of a dozen roundings; an expert may change.
 BFLOAT16_LOGITS = 0.05
 
 # Log-probabilities of the tiny models by two routes: moving half of gpt_oss's embedding by one bit

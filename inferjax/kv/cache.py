@@ -46,6 +46,12 @@ def init_cache(
     return KVCache(groups=tuple(jnp.zeros(shape, kind) for shape in shapes))
 
 
+def row_tables(batch: int, pages_per_row: int) -> Int[Array, "B M"]:
+    """Return block tables that give each row consecutive pages of its own, from page 1 on."""
+    pages = jnp.arange(batch * pages_per_row, dtype=jnp.int32)
+    return TRASH_PAGE + 1 + pages.reshape(batch, pages_per_row)
+
+
 def cache_shapes(
     config: ModelConfig, *, num_pages: int | Sequence[int], exec: Exec = Exec()
 ) -> tuple[tuple[int, ...], ...]:

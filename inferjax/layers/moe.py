@@ -1,5 +1,7 @@
 """Mixture of experts: route every row, sort rows by expert into tiles, run one expert per tile."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -10,27 +12,31 @@ from inferjax.layers.mlp import ACTIVATIONS, mlp
 from inferjax.params import MoEParams
 from inferjax.quant.linear import linear
 from inferjax.shapes import align_last
-from inferjax.unbatched import max_row
 from pallas_kernels.grouped_matmul import grouped_matmul
+from pallas_kernels.unbatched import max_row
 
 
-def moe(x: Float[Array, "B T D"], w: MoEParams, spec: MoE, tile: int) -> Float[Array, "B T D"]:
+def moe(
+    x: Float[Array, "B T D"], w: MoEParams, spec: MoE, tile: int | None = None
+) -> Float[Array, "B T D"]:
     """Mix each token's experts by their weights, summed in the order of the token's own ranking.
 
     Rows of one expert fill tiles of `tile` rows; each tile is a matmul of the same shape wherever
-    it stands, so a token's result does not depend on which tokens share its experts.
+    it stands, so a token's result does not depend on which tokens share its experts. Without a
+    tile size, tiles are about as large as an expert's share of the rows.
     """
     batch, tokens, dim = x.shape
     rows = x.reshape(batch * tokens, dim)
     weights, experts = route(rows, w, spec.router)
+    tile = tile or _fitting_tile(experts.size // spec.router.num_experts)
     slots, tile_expert, num_live = _assign_tiles(experts, spec.router.num_experts, tile)
     num_tiles = tile_expert.shape[0]
     picked = jnp.repeat(rows, spec.router.experts_per_token, axis=0, total_repeat_length=slots.size)
     tiles = jnp.zeros((num_tiles * tile, dim), x.dtype).at[slots.reshape(-1)].set(picked)
     out = _experts(tiles.reshape(num_tiles, tile, dim), w, spec, tile_expert, num_live)
     chosen = out.reshape(num_tiles * tile, dim)[slots].astype(jnp.float32)  # [R, X, D]
-    mixed = sum(chosen[:, i] * weights[:, i, None] for i in range(slots.shape[1]))
-    result = jnp.asarray(mixed).astype(x.dtype).reshape(batch, tokens, dim)
+    parts = [chosen[:, i] * weights[:, i, None] for i in range(slots.shape[1])]
+    result = functools.reduce(jnp.add, parts).astype(x.dtype).reshape(batch, tokens, dim)
     if w.shared is not None and spec.shared is not None:
         result = result + mlp(x, w.shared, spec.shared)
     return result
@@ -57,6 +63,11 @@ def route(
     if router.normalize:
         weights = weights / (weights.sum(-1, keepdims=True) + 1e-20)
     return weights * router.scale, experts
+
+
+def _fitting_tile(rows_per_expert: int) -> int:
+    """Return a power of two between 8 and 128: large tiles read an expert's weights less often."""
+    return min(128, max(8, 1 << rows_per_expert.bit_length()))
 
 
 def _limit_groups(choice: Float[Array, "R E"], router: Router) -> Float[Array, "R E"]:

@@ -32,12 +32,13 @@ def run_layers[C: (Dense, Paged)](
     tokens: Int[Array, "B T"],
     context: C,
     *,
-    moe_tile: int,
+    moe_tile: int | None,
     taps: tuple[str, ...] = (),
 ) -> tuple[Float[Array, "B T D"], C, Taps]:
     """Run embedding, all layers and the final norm.
 
-    `taps` names activations to return: "embed", "layers.<i>" (the residual after layer i), "final".
+    `moe_tile` fixes the rows per expert tile; None chooses by the number of tokens. `taps` names
+    activations to return: "embed", "layers.<i>" (the residual after layer i), "final".
     """
     seen: Taps = {}
 
@@ -94,7 +95,7 @@ def _layer[C: (Dense, Paged)](
     slot: Int[Array, ""],
     *,
     spec: LayerSpec,
-    moe_tile: int,
+    moe_tile: int | None,
 ) -> tuple[Float[Array, "B T D"], C]:
     # An inner jit, with the layer's index as an array: equal layers are traced and lowered once
     # (30 layers: 0.6 s instead of 1.7 s of CPU time, and compiling falls from 13 to 9 s).

@@ -54,6 +54,6 @@ def _contract(x: Array, weight: Array, spec: str) -> Float[Array, "..."]:
 def lookup(table: Float[Array, "V D"], ids: Int[Array, "..."]) -> Float[Array, "..."]:
     """Read rows of an embedding; ids outside the table read its first or last row.
 
-    Callers report such ids by status, so the clamp only keeps the row's neighbours unharmed.
+    Callers mark such rows, by status or NaN; the clamp only keeps their neighbours unharmed.
     """
     return jnp.take(table, ids, axis=0, mode="clip")

@@ -148,8 +148,22 @@ def check_context(num_tokens: int, config: ModelConfig) -> None:
         )
 
 
-def as_row_keys(key: Array, batch: int) -> Array:
-    """Return typed keys [B]: the caller's own, or one key folded with each row's index."""
+def longest(tokens: Int[Array, "B T"], lengths: Int[Array, " B"]) -> int:
+    """Return the longest row's length, or the padded width while lengths are traced."""
+    return int(np.max(np.asarray(lengths))) if is_concrete(lengths) else tokens.shape[1]
+
+
+def as_row_keys(key: Any, batch: int) -> Array:
+    """Return typed keys [B]: the caller's own, or one key folded with each row's index.
+
+    Raises: ShapeError for another number of keys, InvalidSampling for something else.
+    """
+    if not isinstance(key, jax.Array):
+        raise InvalidSampling(
+            f"key is {type(key).__name__} {key!r}",
+            why="randomness comes from a JAX key",
+            fix="pass jax.random.key(seed), or SamplingParams(seed=...) without a key",
+        )
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
     if key.shape == (batch,):

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from inferjax.config import Exec, ModelConfig
 from inferjax.errors import InvalidInput, InvalidSampling, ShapeError
-from inferjax.kv.cache import KVCache, copy_pages, init_cache, page_size_of
+from inferjax.kv.cache import KVCache, copy_pages, page_size_of, row_tables
 from inferjax.params import Params
 from inferjax.pytree import pytree
 from inferjax.runtime.arguments import (
@@ -21,10 +21,11 @@ from inferjax.runtime.arguments import (
     check_context,
     check_ids,
     is_concrete,
+    longest,
 )
 from inferjax.runtime.inputs import DecodeState, StepInputs, init_state, input_status
-from inferjax.runtime.passes import last_rows, logits_of, run_paged
-from inferjax.runtime.steps import decode_loop, draw
+from inferjax.runtime.passes import last_rows, logits_of, make_cache, run_paged
+from inferjax.runtime.steps import any_bits, decode_loop, draw
 from inferjax.sampling import (
     GREEDY_BELOW,
     Sampled,
@@ -63,7 +64,7 @@ def generate(
     tokens: Any,
     lengths: Any = None,
     *,
-    key: Array | None = None,
+    key: Any = None,
     max_new_tokens: int,
     sampling: Sampling | SamplingParams | None = None,
     num_samples: int | None = None,
@@ -73,7 +74,8 @@ def generate(
 
     `tokens` are padded on the right, `lengths` says where each prompt ends. `key` is one key or one
     per row; a token's randomness is fold_in(fold_in(row key, sample index), position), and without
-    a key the sampling must be greedy, which is the default. With `num_samples` each prompt is
+    a key the sampling must be greedy, which is the default. Rows of `Sampling` without EOS ids stop
+    at the model's; `ignore_eos` keeps them going. With `num_samples` each prompt is
     prefilled once and its full pages are shared by all its samples. Memory: a cache for
     B * (S + num_samples * max_new_tokens) tokens lives inside the call.
 
@@ -88,7 +90,7 @@ def generate(
             why="both count from 1",
             fix="ask for at least one token; leave num_samples out for one sample per prompt",
         )
-    check_context(tokens.shape[1] + max_new_tokens, config)
+    check_context(longest(tokens, lengths) + max_new_tokens, config)
     batch = tokens.shape[0]
     rows = _sampling_rows(sampling, batch, config, exec)
     keys = _row_keys(key, sampling, batch)
@@ -117,6 +119,11 @@ def _sampling_rows(
                 why=f"there are {batch} prompts; samples of one prompt share its row",
                 fix=f"make_sampling({batch}, ...)",
             )
+        if sampling.eos_ids.shape[1] == 0:
+            eos_ids = jnp.broadcast_to(
+                jnp.asarray(config.eos_ids, jnp.int32), (batch, len(config.eos_ids))
+            )
+            sampling = dataclasses.replace(sampling, eos_ids=eos_ids)
         return sampling
     _check_request(sampling, exec)
     eos_ids = config.eos_ids
@@ -145,7 +152,7 @@ def _check_request(sampling: SamplingParams, exec: Exec) -> None:
         )
 
 
-def _row_keys(key: Array | None, sampling: Sampling | SamplingParams | None, batch: int) -> Array:
+def _row_keys(key: Any, sampling: Sampling | SamplingParams | None, batch: int) -> Array:
     """Return one key per prompt; a seed gives every row the key of a request of its own."""
     seed = sampling.seed if isinstance(sampling, SamplingParams) else None
     if key is not None and seed is not None:
@@ -202,6 +209,8 @@ def _generate(
     table = prompt_table
     if num_samples is not None:
         cache, table = _share_pages(cache, prompt_table, lengths, num_samples, max_new_tokens)
+    limit = jnp.minimum(sampling.max_tokens, jnp.int32(max_new_tokens))
+    sampling = dataclasses.replace(sampling, max_tokens=limit)
     rows = (tokens, lengths, keys, sampling, status, logits)
     tokens, lengths, keys, sampling, status, logits = jax.tree.map(
         lambda x: jnp.repeat(x, copies, axis=0), rows
@@ -264,9 +273,8 @@ def _prompt_cache(
     tokens = width if num_samples is not None else width + max_new_tokens
     per_row = -(-tokens // size)
     own = 0 if num_samples is None else batch * num_samples * _own_pages(max_new_tokens, size)
-    kind = exec.kv_dtype or str(params.embed.dtype)
-    cache = init_cache(config, num_pages=1 + batch * per_row + own, exec=exec, dtype=kind)
-    return cache, 1 + jnp.arange(batch * per_row, dtype=jnp.int32).reshape(batch, per_row)
+    cache = make_cache(params, config, num_pages=1 + batch * per_row + own, exec=exec)
+    return cache, row_tables(batch, per_row)
 
 
 def _own_pages(max_new_tokens: int, page_size: int) -> int:
@@ -305,14 +313,12 @@ def _result(
     first: Sampled, rest: Sampled, state: DecodeState, status: Array, num_samples: int | None
 ) -> Generation:
     drawn = jax.tree.map(lambda a, b: jnp.concatenate([a[:, None], b], axis=1), first, rest)
-    bits = lax.reduce(drawn.status, jnp.int32(0), lax.bitwise_or, (1,))
-    bits |= status
     result = Generation(
         tokens=drawn.tokens,
         logprobs=drawn.logprobs,
         sampled_logprobs=drawn.sampled_logprobs,
         lengths=state.sample.history_len - state.sample.prompt_len,
-        status=bits,
+        status=any_bits(drawn.status) | status,
         top_ids=drawn.top_ids,
         top_logprobs=drawn.top_logprobs,
     )

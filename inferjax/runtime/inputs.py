@@ -80,10 +80,9 @@ def init_state(
 ) -> DecodeState:
     """Return the state of rows whose prompts are cached and whose first token is still to be drawn.
 
-    `room` bounds the tokens a row may draw, beside its own `max_tokens`; one that may draw none is
-    done.
+    `room` is how many tokens the history has place for beyond `prompts`. A row whose `max_tokens`
+    is 0 is done.
     """
-    limit = jnp.minimum(sampling.max_tokens, jnp.int32(room))
     sample = SampleState(
         key=keys,
         sample_index=jnp.zeros_like(lengths) if sample_index is None else sample_index,
@@ -94,9 +93,9 @@ def init_state(
     )
     return DecodeState(
         tokens=jnp.zeros_like(lengths),
-        done=limit < 1,
+        done=sampling.max_tokens < 1,
         sample=sample,
-        sampling=dataclasses.replace(sampling, max_tokens=limit),
+        sampling=sampling,
         block_tables=tuple(block_tables),
     )
 

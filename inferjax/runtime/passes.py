@@ -6,13 +6,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from inferjax.config import Exec, ModelConfig
-from inferjax.kv.cache import KVCache
+from inferjax.kv.cache import KVCache, init_cache
 from inferjax.layers.context import Paged
 from inferjax.models.decoder import Taps, run_layers, unembed
 from inferjax.params import Params
 from inferjax.runtime.inputs import StepInputs, positions_of
 from inferjax.runtime.tiles import map_tiles
 from inferjax.sampling import Sampled, SampleState, Sampling, sample, token_logprobs
+
+
+def make_cache(params: Params, config: ModelConfig, *, num_pages: int, exec: Exec) -> KVCache:
+    """Allocate a cache in `exec.kv_dtype`, or in the dtype that the weights have now."""
+    kind = exec.kv_dtype or str(params.embed.dtype)
+    return init_cache(config, num_pages=num_pages, exec=exec, dtype=kind)
 
 
 def run_paged(
@@ -35,7 +41,7 @@ def run_paged(
         implementation=exec.attention,
     )
     hidden, context, seen = run_layers(
-        params, config, inputs.tokens, context, moe_tile=exec.tile, taps=taps
+        params, config, inputs.tokens, context, moe_tile=None, taps=taps
     )
     return hidden, context.cache, seen
 

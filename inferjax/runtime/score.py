@@ -7,15 +7,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from inferjax.config import Exec, ModelConfig, cache_groups
+from inferjax.config import Exec, ModelConfig
 from inferjax.errors import InvalidInput
-from inferjax.kv.cache import KVCache, init_cache
+from inferjax.kv.cache import KVCache, row_tables
 from inferjax.layers.context import Dense
 from inferjax.models.decoder import Taps, run_layers, tap_names
 from inferjax.params import Params
-from inferjax.runtime.arguments import as_lengths, as_tokens, check_context, check_ids
+from inferjax.runtime.arguments import as_lengths, as_tokens, check_context, check_ids, longest
 from inferjax.runtime.inputs import make_inputs
-from inferjax.runtime.passes import logits_of, logprobs_of, run_paged
+from inferjax.runtime.passes import logits_of, logprobs_of, make_cache, run_paged
 from inferjax.sharding import automatic, rows_like
 
 
@@ -77,7 +77,7 @@ def _checked(config: ModelConfig, tokens: Any, lengths: Any) -> tuple[Array, Arr
     tokens = as_tokens(tokens)
     lengths = as_lengths(lengths, tokens)
     check_ids(tokens, lengths, config)
-    check_context(tokens.shape[1], config)
+    check_context(longest(tokens, lengths), config)
     return tokens, lengths
 
 
@@ -94,7 +94,9 @@ def _forward(params: Params, tokens: Array, lengths: Array, *, config: ModelConf
 @jax.jit(static_argnames=("config", "exec", "taps"))
 @automatic(lambda _, tokens, *__: rows_like(tokens))
 def _activations(params, tokens, lengths, *, config, exec, taps):
-    return _hidden(params, config, tokens, lengths, exec, taps)[1]
+    good = _good_so_far(config, tokens, lengths)[:, :, None]
+    seen = _hidden(params, config, tokens, lengths, exec, taps)[1]
+    return {name: jnp.where(good, x, jnp.nan) for name, x in seen.items()}
 
 
 @jax.jit(static_argnames=("config", "exec"))
@@ -157,7 +159,7 @@ def _hidden(
         return hidden, seen
     offset = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     context = Dense(positions=jnp.where(offset < lengths[:, None], offset, -1))
-    hidden, _, seen = run_layers(params, config, tokens, context, moe_tile=exec.tile, taps=taps)
+    hidden, _, seen = run_layers(params, config, tokens, context, moe_tile=None, taps=taps)
     return hidden, seen
 
 
@@ -167,7 +169,5 @@ def scratch_cache(
     """Return a cache just large enough for tokens of `shape` [B, S], and its block tables."""
     batch, width = shape
     per_row = -(-width // exec.page_size)
-    kind = exec.kv_dtype or str(params.embed.dtype)
-    cache = init_cache(config, num_pages=1 + batch * per_row, exec=exec, dtype=kind)
-    table = 1 + jnp.arange(batch * per_row, dtype=jnp.int32).reshape(batch, per_row)
-    return cache, (table,) * len(cache_groups(config))
+    cache = make_cache(params, config, num_pages=1 + batch * per_row, exec=exec)
+    return cache, (row_tables(batch, per_row),) * len(cache.groups)

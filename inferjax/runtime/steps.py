@@ -20,12 +20,13 @@ from inferjax.runtime.inputs import (
     StepOutput,
     input_status,
     place_status,
+    positions_of,
 )
 from inferjax.runtime.passes import last_rows, logits_of, run_paged, sample_rows
 from inferjax.runtime.score import next_logprobs
 from inferjax.sampling import NO_LIMIT, Sampled, SampleState, Status, stopped
 from inferjax.sharding import automatic, rows_like
-from inferjax.unbatched import any_row
+from pallas_kernels.unbatched import any_row
 
 Outputs = Literal["last", "all", "logprobs"]
 
@@ -124,8 +125,8 @@ def _extend(
         case "all":
             flat = logits_of(params, config, hidden.reshape(-1, hidden.shape[-1]), exec)
             values = flat.reshape(*hidden.shape[:2], -1)
-            last = jnp.max(last_rows(values, inputs.lengths), axis=1)
-            broken = ~jnp.isfinite(last)
+            inside = positions_of(inputs) >= 0
+            broken = jnp.any(inside & ~jnp.isfinite(jnp.max(values, axis=2)), axis=1)
     status |= jnp.where(broken & live, int(Status.NAN_LOGITS), 0)
     return StepOutput(values=values, status=status, taps=seen), cache
 
@@ -160,8 +161,7 @@ def _decode(
     exec: Exec,
 ) -> tuple[StepOutput, DecodeState, KVCache]:
     drawn, state, cache = decode_loop(params, config, cache, state, steps, exec)
-    status = functools.reduce(jnp.bitwise_or, [drawn.status[:, i] for i in range(steps)])
-    return StepOutput(values=drawn, status=status), state, cache
+    return StepOutput(values=drawn, status=any_bits(drawn.status)), state, cache
 
 
 def decode_loop(
@@ -192,6 +192,11 @@ def decode_loop(
 
     _, outputs, state, cache = lax.while_loop(more, step, (jnp.int32(0), outputs, state, cache))
     return outputs, state, cache
+
+
+def any_bits(status: Int[Array, "B N"]) -> Int[Array, " B"]:
+    """Return the status bits that a row had in any step."""
+    return lax.reduce(status, jnp.int32(0), lax.bitwise_or, (1,))
 
 
 def decode_step(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from inferjax.unbatched import max_row
+from pallas_kernels.unbatched import max_row
 
 
 def map_tiles(

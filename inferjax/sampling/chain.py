@@ -23,7 +23,7 @@ from inferjax.sampling.masks import constrain, constrained_rows
 from inferjax.sampling.penalties import penalize, penalized_rows
 from inferjax.sampling.status import Status
 from inferjax.sampling.validity import check_shapes, invalid_rows, neutral_rows
-from inferjax.unbatched import any_row
+from pallas_kernels.unbatched import any_row
 
 
 def sample(

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 from inferjax.sampling.arrays import SampleState, Sampling
 from inferjax.sampling.blocks import block_max, invert_cdf
 from inferjax.sampling.logprobs import pick_logits
-from inferjax.unbatched import any_row
+from pallas_kernels.unbatched import any_row
 
 
 def draw_plain(

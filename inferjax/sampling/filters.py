@@ -14,7 +14,7 @@ from inferjax.sampling.arrays import Sampling
 from inferjax.sampling.blocks import block_cumsum, block_sum, first_above, largest
 from inferjax.sampling.draw import no_draw, scale
 from inferjax.sampling.threshold import draw_by_threshold
-from inferjax.unbatched import any_row
+from pallas_kernels.unbatched import any_row
 
 
 def draw_filtered(

@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from inferjax.sampling.arrays import SampleState, Sampling, num_generated
-from inferjax.unbatched import any_row
+from pallas_kernels.unbatched import any_row
 
 
 def constrain(

@@ -5,7 +5,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from inferjax.sampling.arrays import SampleState, Sampling
-from inferjax.unbatched import any_row
+from pallas_kernels.unbatched import any_row
 
 
 def penalize(

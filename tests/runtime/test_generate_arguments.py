@@ -27,8 +27,25 @@ def test_generate_with_a_seed_equals_generate_with_its_key():
 def test_generate_greedy_needs_no_key_however_it_is_asked_for():
     want = np.asarray(run().tokens)
     for sampling in (ij.SamplingParams(temperature=0.0), ij.make_sampling(2, temperature=0.0)):
-        got = run(sampling=sampling)
-        assert (np.asarray(got.tokens)[0, 0] == want[0, 0]).all()
+        np.testing.assert_array_equal(np.asarray(run(sampling=sampling).tokens), want)
+
+
+def test_generate_stops_at_the_models_end_unless_told_to_go_on():
+    model = tiny_model("llama")
+    eos = model.config.eos_ids[0]
+    bias = {"bias_ids": [eos], "bias": [1e4]}
+    ended = run(sampling=ij.make_sampling(2, temperature=0.0, **bias))
+    went_on = run(sampling=ij.make_sampling(2, temperature=0.0, ignore_eos=True, **bias))
+    assert np.asarray(ended.lengths).tolist() == [1, 1]
+    assert np.asarray(went_on.lengths).tolist() == [3, 3]
+
+
+def test_generate_counts_the_longest_prompt_not_its_padding():
+    model = tiny_model("llama")
+    room = model.config.max_context
+    padded = np.zeros((1, room), np.int32)
+    result = ij.generate(model.params, model.config, padded, [5], max_new_tokens=3)
+    assert np.asarray(result.status).tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +68,7 @@ def test_generate_greedy_needs_no_key_however_it_is_asked_for():
             "both",
         ),
         ({"key": jax.random.split(jax.random.key(0), 3)}, ShapeError, r"\[3\]"),
+        ({"key": 0, "sampling": ij.SamplingParams()}, InvalidSampling, "key is int 0"),
         ({"num_samples": 0}, InvalidInput, "num_samples=0"),
     ],
     ids=lambda x: str(x)[:40],
