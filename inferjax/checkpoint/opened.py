@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -59,11 +60,11 @@ def find_model(source: str | Path, cache_dir: Path | None, *, progress: bool) ->
 
     Raises: CheckpointError that lists what was tried.
     """
-    path = Path(source).expanduser()
     try:
+        path = Path(source).expanduser()
         if path.exists():
             return path
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{str(source)[:200]!r} is no path", why=str(error)[:80]) from error
     catalog = load_catalog()
     if isinstance(source, str) and source in catalog:
@@ -117,7 +118,11 @@ def read_config_file(folder: Path) -> dict[str, Any]:
             f"{path} has {size} bytes", why=f"at most {MAX_CONFIG_BYTES} are read"
         )
     try:
-        raw = json.loads(path.read_bytes(), parse_constant=partial(_refuse_constant, path))
+        raw = json.loads(
+            path.read_bytes(),
+            object_pairs_hook=partial(_without_repeats, path),
+            parse_constant=partial(_refuse_constant, path),
+        )
     except RecursionError as error:
         raise CheckpointError(f"{path} is nested too deep") from error
     except (ValueError, OSError) as error:
@@ -125,6 +130,17 @@ def read_config_file(folder: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise CheckpointError(f"{path} holds no JSON object")
     return raw
+
+
+def _without_repeats(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a repeated key: which of its values the model was trained with is unclear."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise CheckpointError(
+            f"{path} has {twice[:80]!r} twice", fix="remove the one that does not hold", key=twice
+        )
+    return fields
 
 
 def _refuse_constant(path: Path, name: str) -> NoReturn:

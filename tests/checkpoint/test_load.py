@@ -195,7 +195,13 @@ def test_a_folder_of_pickles_is_refused(tmp_path, tiny):
 
 
 def test_unknown_source_lists_what_was_tried(tmp_path):
-    for source in ("meta-llama/Llama-3.2-1B", tmp_path / "nowhere", "x" * 5000, "a\0b"):
+    for source in (
+        "meta-llama/Llama-3.2-1B",
+        tmp_path / "nowhere",
+        "x" * 5000,
+        "a\0b",
+        "~nobody-9/a",
+    ):
         with pytest.raises(CheckpointError) as error:
             load(source)
         assert len(str(error.value)) < 1000
@@ -224,6 +230,7 @@ def test_a_catalog_name_is_fetched_into_the_given_folder(tiny, tmp_path, monkeyp
         ("[1, 2]", "no JSON object"),
         ("{" * 200_000, "cannot be read|too deep"),
         ('{"a":' + "[" * 200_000, "cannot be read|too deep"),
+        ('{"vocab_size": 1, "a": 2, "vocab_size": 3}', "'vocab_size' twice"),
         ('{"rms_norm_eps": NaN}', "NaN is no JSON number"),
         ('{"vocab_size": ' + "9" * 10_000 + "}", "cannot be read"),
         ('{"a": "' + "x" * 17 * 2**20 + '"}', "bytes"),
