@@ -66,11 +66,15 @@ class SamplingParams:
             _refuse("n", self.n, "1 when temperature is 0: greedy samples are all the same")
 
     @classmethod
-    def from_mapping(cls, fields: Mapping[str, Any]) -> "SamplingParams":
+    def from_mapping(cls, fields: Any) -> "SamplingParams":
         """Build from parsed JSON: unknown fields are refused, keys of `logit_bias` may be strings.
 
         Raises: InvalidSampling.
         """
+        if not isinstance(fields, Mapping):
+            raise InvalidSampling(
+                f"sampling is {type(fields).__name__}", why="it must be an object of named fields"
+            )
         known = [field.name for field in dataclasses.fields(cls)]
         unknown = sorted(str(name) for name in fields if name not in known)
         if unknown:
@@ -241,7 +245,9 @@ def _items(name: str, value: Any, allowed: str) -> tuple[Any, ...]:
 
 
 def _json_id(key: Any) -> Any:
-    return int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() else key
+    # Longer strings are no ids, and Python refuses to convert the longest.
+    digits = isinstance(key, str) and len(key) <= 20 and key.isascii() and key.isdecimal()
+    return int(key) if digits else key
 
 
 _token_id = _integer(0, NO_LIMIT)

@@ -105,6 +105,9 @@ def test_mapping_is_read_from_json():
     assert params == SamplingParams(temperature=0.0, logit_bias={12: -1.5}, stop=("a", "b"))
     with pytest.raises(InvalidSampling, match="temperature is nan"):
         SamplingParams.from_mapping(json.loads('{"temperature": NaN}'))
+    for fields in ("null", "[1]", '"greedy"', '{"logit_bias": {"%s": 1}}' % ("9" * 5000)):
+        with pytest.raises(InvalidSampling, match=r"sampling is|logit_bias is"):
+            SamplingParams.from_mapping(json.loads(fields))
 
 
 def test_unknown_fields_are_named_with_the_nearest_known_one():
