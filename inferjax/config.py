@@ -240,6 +240,7 @@ def assign_groups(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
 
 ATTENTION_IMPLEMENTATIONS = ("auto", "xla", "reference")
 KV_DTYPES = ("float32", "bfloat16", "float16")
+LARGEST_SETTING = 1 << 20
 SMALLEST_SETTINGS = {
     "tile": 2,
     "page_size": 1,
@@ -295,11 +296,14 @@ class Exec:
                 why="the cache holds floating-point keys and values",
                 fix=f"use one of {', '.join(KV_DTYPES)}, or None for the weights' dtype",
             )
+        if not isinstance(self.exact, bool):
+            raise UnsupportedConfig(f"exact={self.exact!r}", fix="use True or False")
         for name, smallest in SMALLEST_SETTINGS.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or not smallest <= value <= LARGEST_SETTING:
                 raise UnsupportedConfig(
                     f"{name}={value!r}",
-                    why=f"it must be an integer of at least {smallest}",
+                    why=f"it must be an integer of at least {smallest}, at most {LARGEST_SETTING}",
                     fix=f"the default is {type(self).__dataclass_fields__[name].default}",
                 )

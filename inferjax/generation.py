@@ -7,6 +7,7 @@ tokens are those of `generate`.
 import dataclasses
 import secrets
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,17 @@ from jaxtyping import Array, Float
 
 from inferjax.checkpoint.load import Model
 from inferjax.config import Exec, ModelConfig
-from inferjax.errors import InvalidInput, InvalidSampling
+from inferjax.errors import InvalidInput, InvalidSampling, ShapeError
 from inferjax.kv.cache import KVCache, page_size_of, row_tables
-from inferjax.runtime.arguments import as_tokens, check_context, check_ids, raise_for_status
+from inferjax.runtime.arguments import (
+    as_integers,
+    as_tokens,
+    check_context,
+    check_count,
+    check_ids,
+    check_kinds,
+    raise_for_status,
+)
 from inferjax.runtime.inputs import DecodeState, StepOutput, init_state, make_inputs
 from inferjax.runtime.passes import make_cache
 from inferjax.runtime.steps import decode, extend, start
@@ -49,7 +58,7 @@ class StreamEvent:
 
 def stream(
     model: Model,
-    prompt_ids: Sequence[int],
+    prompt_ids: Any,
     sampling: SamplingParams = SamplingParams(temperature=0.0),
     *,
     exec: Exec = Exec(),
@@ -62,12 +71,32 @@ def stream(
 
     Raises: InvalidInput, RequestTooLong, InvalidSampling; NonFiniteLogits while running.
     """
+    if not (isinstance(model, Model) and isinstance(sampling, SamplingParams)):
+        raise InvalidInput(
+            f"stream got a {type(model).__name__} and a {type(sampling).__name__}",
+            why="it takes a loaded Model, token ids and SamplingParams",
+            fix="model = load(...); stream(model, model.tokenizer.encode(text))",
+        )
+    check_kinds(model.params, model.config, exec)
+    check_count("steps", steps, 1)
     config = model.config
+    prompt_ids = _flat(prompt_ids)
     room = _room(prompt_ids, sampling, config)
     request = _prepared(sampling, model.tokenizer, room)
     num_top = max(exec.top_logprobs, sampling.logprobs or 0)
     exec = dataclasses.replace(exec, top_logprobs=num_top)
-    return _run(model, list(prompt_ids), request, exec, steps, room)
+    return _run(model, prompt_ids, request, exec, steps, room)
+
+
+def _flat(prompt_ids: Any) -> list[int]:
+    ids = as_integers(prompt_ids, "prompt_ids")
+    if ids.ndim != 1:
+        raise ShapeError(
+            f"prompt_ids have shape {list(ids.shape)}",
+            why="a stream is one reply to one prompt",
+            fix="give a flat list of ids; generate takes batches",
+        )
+    return ids.tolist()
 
 
 def _run(

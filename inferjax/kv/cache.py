@@ -8,13 +8,15 @@ ever owns it.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
-from inferjax.config import CacheGroup, Exec, ModelConfig, cache_groups
-from inferjax.errors import OutOfPages
+from inferjax.config import KV_DTYPES, CacheGroup, Exec, ModelConfig, cache_groups
+from inferjax.errors import OutOfPages, UnsupportedConfig
 from inferjax.pytree import pytree
 
 TRASH_PAGE = 0
@@ -39,11 +41,27 @@ def init_cache(
     Page 0 is included in the count and never holds a sequence. `dtype` defaults to
     `exec.kv_dtype`, then to the config's dtype.
 
-    Raises: OutOfPages when a pool would hold no page beside the trash page.
+    Raises: OutOfPages when a pool would hold no page beside the trash page, UnsupportedConfig for
+    another dtype.
     """
     shapes = cache_shapes(config, num_pages=num_pages, exec=exec)
     kind = dtype or exec.kv_dtype or config.dtype
-    return KVCache(groups=tuple(jnp.zeros(shape, kind) for shape in shapes))
+    if kind not in KV_DTYPES:
+        raise UnsupportedConfig(
+            f"a cache of {kind!r}",
+            why="it holds floating-point keys and values",
+            fix=f"use one of {', '.join(KV_DTYPES)}",
+        )
+    try:
+        return KVCache(groups=tuple(jnp.zeros(shape, kind) for shape in shapes))
+    except jax.errors.JaxRuntimeError as error:
+        wanted = sum(math.prod(shape) for shape in shapes) * jnp.dtype(kind).itemsize
+        raise OutOfPages(
+            f"a cache of {wanted / 1e9:.1f} GB does not fit the device",
+            why=str(error).splitlines()[0],
+            fix="ask for fewer pages, a shorter reply or a smaller kv_dtype",
+            num_bytes=wanted,
+        ) from error
 
 
 def row_tables(batch: int, pages_per_row: int) -> Int[Array, "B M"]:
@@ -57,14 +75,17 @@ def cache_shapes(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the shape of every pool."""
     groups = cache_groups(config)
-    counts = [num_pages] * len(groups) if isinstance(num_pages, int) else list(num_pages)
-    if len(counts) != len(groups) or min(counts) < 2:
+    counts: list[Any] = [num_pages] * len(groups)
+    if isinstance(num_pages, list | tuple):
+        counts = list(num_pages)
+    if len(counts) != len(groups) or not all(_is_count(n) for n in counts):
         raise OutOfPages(
             f"num_pages is {num_pages!r} for {len(groups)} cache groups",
             why="every group needs the trash page and at least one page to use",
             fix="give one number >= 2, or one per group of config.cache_groups(model.config)",
         )
-    return tuple(_pool_shape(g, n, exec.page_size) for g, n in zip(groups, counts, strict=True))
+    sizes = [int(n) for n in counts]
+    return tuple(_pool_shape(g, n, exec.page_size) for g, n in zip(groups, sizes, strict=True))
 
 
 def token_bytes(config: ModelConfig, dtype: str) -> int:
@@ -109,6 +130,12 @@ def locate(
     pages = jnp.take_along_axis(block_table, jnp.maximum(index, 0), axis=1, mode="clip")
     fits = (positions >= 0) & (index < block_table.shape[1]) & (pages > 0) & (pages < num_pages)
     return jnp.where(fits, pages, TRASH_PAGE), jnp.where(fits, positions % page_size, 0)
+
+
+def _is_count(value: Any) -> bool:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    # Page ids are int32.
+    return whole and 2 <= int(value) < 2**31
 
 
 def _pool_shape(group: CacheGroup, num_pages: int, page_size: int) -> tuple[int, ...]:

@@ -1,17 +1,20 @@
 """The one forward: every prefill, decode step, verification and score runs these layers."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from inferjax.config import MLP, Attention, LatentAttention, LayerSpec, ModelConfig, MoE
-from inferjax.errors import ShapeError
+from inferjax.errors import InvalidInput, ShapeError
 from inferjax.layers.attention import attention
 from inferjax.layers.context import Dense, Paged
 from inferjax.layers.mla import latent_attention
 from inferjax.layers.mlp import mlp
 from inferjax.layers.moe import moe
 from inferjax.layers.norm import normalize
+from inferjax.models.params import check_params
 from inferjax.params import (
     AttentionParams,
     LatentParams,
@@ -40,6 +43,7 @@ def run_layers[C: (Dense, Paged)](
     `moe_tile` fixes the rows per expert tile; None chooses by the number of tokens. `taps` names
     activations to return: "embed", "layers.<i>" (the residual after layer i), "final".
     """
+    check_params(params, config)
     seen: Taps = {}
 
     def tap(name: str, x: Array) -> None:
@@ -80,6 +84,23 @@ def unembed(
     if config.final_softcap is not None:
         logits = config.final_softcap * jnp.tanh(logits / config.final_softcap)
     return logits
+
+
+def check_taps(taps: Any, config: ModelConfig) -> tuple[str, ...]:
+    """Return the names as a tuple.
+
+    Raises: InvalidInput for something that is not a name of this model's.
+    """
+    known = tap_names(config)
+    names = tuple(taps) if isinstance(taps, list | tuple) else (taps,)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise InvalidInput(
+            f"unknown tap {unknown[0]!r}",
+            why=f"this model has {', '.join(known)}",
+            fix="name some of these",
+        )
+    return names
 
 
 def tap_names(config: ModelConfig) -> tuple[str, ...]:

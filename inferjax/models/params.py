@@ -3,13 +3,16 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import keystr
 from jaxtyping import Array
 
 from inferjax.config import MLP, Attention, LatentAttention, LayerSpec, ModelConfig, MoE, Norm
+from inferjax.errors import ShapeError
 from inferjax.params import (
     AttentionParams,
     LatentParams,
@@ -62,6 +65,22 @@ def random_params(config: ModelConfig, key: jax.Array, dtype: str | None = None)
         _draw(s, k, s.dtype or dtype or config.dtype) for s, k in zip(specs, keys, strict=True)
     ]
     return jax.tree.unflatten(treedef, leaves)
+
+
+def check_params(params: Params, config: ModelConfig) -> None:
+    """Refuse weights of another model; costs nothing in a compiled call.
+
+    Raises: ShapeError naming the first weight that differs.
+    """
+    wanted = jax.tree_util.tree_leaves_with_path(param_spec(config), is_leaf=_is_spec)
+    found = jax.tree_util.tree_leaves_with_path(params)
+    for (path, spec), (other, leaf) in zip_longest(wanted, found, fillvalue=((), None)):
+        if path != other or spec is None or leaf is None or spec.shape != leaf.shape:
+            raise ShapeError(
+                f"params{keystr(other or path)} is {getattr(leaf, 'shape', 'missing')}",
+                why=f"config wants params{keystr(path)} {getattr(spec, 'shape', 'to be absent')}",
+                fix="pass the params and the config of one loaded model",
+            )
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Int
 
-from inferjax.config import ModelConfig
+from inferjax.config import Exec, ModelConfig
 from inferjax.errors import (
     InferjaxError,
     InvalidInput,
@@ -18,6 +18,7 @@ from inferjax.errors import (
     RequestTooLong,
     ShapeError,
 )
+from inferjax.params import Params
 from inferjax.sampling import Status
 
 PROBLEMS: dict[Status, tuple[type[InferjaxError], str, str]] = {
@@ -68,17 +69,19 @@ def raise_for_status(status: Any) -> None:
 
 
 def _problem(row: int, status: Status) -> InferjaxError:
-    kind, what, fix = next(entry for flag, entry in PROBLEMS.items() if flag in status)
+    unknown = (InferjaxError, "unknown status", "use the status of one of this package's steps")
+    found = (entry for flag, entry in PROBLEMS.items() if flag in status)
+    kind, what, fix = next(found, unknown)
     return kind(f"row {row}: {what}", why=f"status {status!r}", fix=fix)
 
 
 def as_tokens(tokens: Any) -> Int[Array, "B T"]:
     """Return int32 tokens [B, T].
 
-    Raises: ShapeError; InvalidInput for no tokens, or for concrete ids outside the vocabulary.
+    Raises: ShapeError; InvalidInput for no tokens, or for concrete ids that int32 cannot hold.
     """
-    array = tokens if isinstance(tokens, jax.Array) else np.asarray(tokens)
-    if array.ndim != 2 or not np.issubdtype(array.dtype, np.integer):
+    array = as_integers(tokens, "tokens")
+    if array.ndim != 2:
         raise ShapeError(
             f"tokens are {array.dtype}{list(array.shape)}",
             why="a batch of token ids is an integer array [batch, tokens]",
@@ -90,22 +93,13 @@ def as_tokens(tokens: Any) -> Int[Array, "B T"]:
             why="there is nothing to predict from an empty prompt",
             fix="give every row at least one token, for example the BOS id",
         )
-    return jnp.asarray(array, jnp.int32)
+    return array
 
 
 def as_lengths(lengths: Any, tokens: Int[Array, "B T"]) -> Int[Array, " B"]:
     """Return int32 lengths [B], all of `tokens` by default; concrete ones must be in [1, T]."""
     batch, width = tokens.shape
-    if lengths is None:
-        return jnp.full((batch,), width, jnp.int32)
-    array = jnp.asarray(lengths, jnp.int32)
-    if array.shape not in ((), (batch,)):
-        raise ShapeError(
-            f"lengths have shape {list(array.shape)}",
-            why=f"tokens have {batch} rows",
-            fix="give one length per row",
-        )
-    array = jnp.broadcast_to(array, (batch,))
+    array = as_rows(width if lengths is None else lengths, "lengths", batch)
     if is_concrete(array):
         values = np.asarray(array)
         if values.min() < 1 or values.max() > width:
@@ -115,6 +109,76 @@ def as_lengths(lengths: Any, tokens: Int[Array, "B T"]) -> Int[Array, " B"]:
                 fix="drop empty prompts, and pad tokens to the longest row",
             )
     return array
+
+
+def as_rows(values: Any, name: str, batch: int) -> Int[Array, " B"]:
+    """Return int32 [B] from one integer, or one per row.
+
+    Raises: ShapeError, InvalidInput.
+    """
+    array = as_integers(values, name)
+    if array.shape not in ((), (batch,)):
+        raise ShapeError(
+            f"{name} have shape {list(array.shape)}",
+            why=f"there are {batch} rows",
+            fix="give one integer, or one per row",
+        )
+    return jnp.broadcast_to(array, (batch,))
+
+
+def as_integers(values: Any, name: str) -> Int[Array, "*axes"]:
+    """Return an int32 array of values that are integers already; nothing is rounded or wrapped.
+
+    Raises: ShapeError for ragged, fractional or other values, InvalidInput beyond int32.
+    """
+    try:
+        array = values if isinstance(values, jax.Array) else np.asarray(values)
+    except ValueError:
+        array = np.asarray(None)
+    traced = isinstance(array, jax.Array)
+    whole = jnp.issubdtype(array.dtype, jnp.integer) if traced else array.dtype.kind in "iu"
+    if not whole and array.size:
+        raise ShapeError(
+            f"{name} are not an array of integers, but {type(values).__name__}[{array.dtype}]",
+            why="ids, lengths and tables are integers, in rows of one length",
+            fix="pad ragged rows, and convert explicitly",
+        )
+    limits = np.iinfo(np.int32)
+    if not traced and array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < limits.min or high > limits.max:
+            raise InvalidInput(
+                f"{name} are in [{low}, {high}]", why="they do not fit int32", fix="check the ids"
+            )
+    return jnp.asarray(array, jnp.int32)
+
+
+def check_count(name: str, value: Any, smallest: int) -> None:
+    """Refuse a size that is not an integer of at least `smallest`.
+
+    Raises: InvalidInput.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < smallest:
+        raise InvalidInput(
+            f"{name}={value!r}",
+            why=f"it is a size: an integer of at least {smallest}",
+            fix="give a Python int",
+        )
+
+
+def check_kinds(params: Any, config: Any, exec: Any) -> None:
+    """Refuse arguments of another kind, swapped ones above all.
+
+    Raises: ShapeError.
+    """
+    wanted = {"params": (params, Params), "config": (config, ModelConfig), "exec": (exec, Exec)}
+    for name, (value, kind) in wanted.items():
+        if not isinstance(value, kind):
+            raise ShapeError(
+                f"{name} is a {type(value).__name__}",
+                why=f"it must be a {kind.__name__}",
+                fix="call with (model.params, model.config, ...) and exec=Exec(...)",
+            )
 
 
 def check_ids(tokens: Int[Array, "B T"], lengths: Int[Array, " B"], config: ModelConfig) -> None:
@@ -158,14 +222,16 @@ def as_row_keys(key: Any, batch: int) -> Array:
 
     Raises: ShapeError for another number of keys, InvalidSampling for something else.
     """
-    if not isinstance(key, jax.Array):
-        raise InvalidSampling(
-            f"key is {type(key).__name__} {key!r}",
-            why="randomness comes from a JAX key",
-            fix="pass jax.random.key(seed), or SamplingParams(seed=...) without a key",
-        )
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        key = jax.random.wrap_key_data(key)
+    typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not typed:
+        raw = isinstance(key, jax.Array | np.ndarray) and key.dtype == np.uint32
+        if not (raw and key.ndim and key.shape[-1] == 2):
+            raise InvalidSampling(
+                f"key is {type(key).__name__} {key!r}",
+                why="randomness comes from a JAX key",
+                fix="pass jax.random.key(seed), or SamplingParams(seed=...) without a key",
+            )
+        key = jax.random.wrap_key_data(jnp.asarray(key))
     if key.shape == (batch,):
         return key
     if key.shape == ():

@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from inferjax.config import Exec, ModelConfig
-from inferjax.errors import InvalidInput, InvalidSampling, ShapeError
+from inferjax.errors import InvalidSampling, ShapeError
 from inferjax.kv.cache import KVCache, copy_pages, page_size_of, row_tables
 from inferjax.params import Params
 from inferjax.pytree import pytree
@@ -19,7 +19,9 @@ from inferjax.runtime.arguments import (
     as_row_keys,
     as_tokens,
     check_context,
+    check_count,
     check_ids,
+    check_kinds,
     is_concrete,
     longest,
 )
@@ -81,15 +83,13 @@ def generate(
 
     Raises: ShapeError, InvalidInput, RequestTooLong, InvalidSampling.
     """
+    check_kinds(params, config, exec)
     tokens = as_tokens(tokens)
     lengths = as_lengths(lengths, tokens)
     check_ids(tokens, lengths, config)
-    if max_new_tokens < 1 or (num_samples is not None and num_samples < 1):
-        raise InvalidInput(
-            f"max_new_tokens={max_new_tokens}, num_samples={num_samples}",
-            why="both count from 1",
-            fix="ask for at least one token; leave num_samples out for one sample per prompt",
-        )
+    check_count("max_new_tokens", max_new_tokens, 1)
+    if num_samples is not None:
+        check_count("num_samples", num_samples, 1)
     check_context(longest(tokens, lengths) + max_new_tokens, config)
     batch = tokens.shape[0]
     rows = _sampling_rows(sampling, batch, config, exec)
@@ -107,9 +107,7 @@ def generate(
     )
 
 
-def _sampling_rows(
-    sampling: Sampling | SamplingParams | None, batch: int, config: ModelConfig, exec: Exec
-) -> Sampling:
+def _sampling_rows(sampling: Any, batch: int, config: ModelConfig, exec: Exec) -> Sampling:
     if sampling is None:
         return make_sampling(batch, temperature=0.0, eos_ids=config.eos_ids)
     if isinstance(sampling, Sampling):
@@ -125,6 +123,12 @@ def _sampling_rows(
             )
             sampling = dataclasses.replace(sampling, eos_ids=eos_ids)
         return sampling
+    if not isinstance(sampling, SamplingParams):
+        raise InvalidSampling(
+            f"sampling is a {type(sampling).__name__}",
+            why="it must be a SamplingParams, a Sampling or None",
+            fix="SamplingParams.from_mapping builds one from a dict",
+        )
     _check_request(sampling, exec)
     eos_ids = config.eos_ids
     return sampling_arrays([sampling] * batch, vocab_size=config.vocab_size, eos_ids=eos_ids)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from inferjax.config import ModelConfig, cache_groups
 from inferjax.kv.cache import TRASH_PAGE, KVCache, num_pages_of, page_size_of
 from inferjax.pytree import pytree
+from inferjax.runtime.arguments import as_integers, as_rows, as_tokens
 from inferjax.sampling import SampleState, Sampling, Status
 
 
@@ -56,15 +57,17 @@ class DecodeState:
 def make_inputs(
     tokens: Any, *, lengths: Any = None, starts: Any = 0, block_tables: Sequence[Any]
 ) -> StepInputs:
-    """Build `StepInputs` with every dtype fixed; `lengths` defaults to all of `tokens`."""
-    tokens = jnp.asarray(tokens, jnp.int32)
+    """Build `StepInputs` with every dtype fixed; `lengths` defaults to all of `tokens`.
+
+    Raises: ShapeError, InvalidInput.
+    """
+    tokens = as_tokens(tokens)
     batch, width = tokens.shape
-    lengths = jnp.asarray(width if lengths is None else lengths, jnp.int32)
     return StepInputs(
         tokens=tokens,
-        lengths=jnp.broadcast_to(lengths, (batch,)),
-        starts=jnp.broadcast_to(jnp.asarray(starts, jnp.int32), (batch,)),
-        block_tables=tuple(jnp.asarray(t, jnp.int32) for t in block_tables),
+        lengths=as_rows(width if lengths is None else lengths, "lengths", batch),
+        starts=as_rows(starts, "starts", batch),
+        block_tables=tuple(as_integers(t, "block tables") for t in block_tables),
     )
 
 

@@ -8,12 +8,18 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from inferjax.config import Exec, ModelConfig
-from inferjax.errors import InvalidInput
 from inferjax.kv.cache import KVCache, row_tables
 from inferjax.layers.context import Dense
-from inferjax.models.decoder import Taps, run_layers, tap_names
+from inferjax.models.decoder import Taps, check_taps, run_layers
 from inferjax.params import Params
-from inferjax.runtime.arguments import as_lengths, as_tokens, check_context, check_ids, longest
+from inferjax.runtime.arguments import (
+    as_lengths,
+    as_tokens,
+    check_context,
+    check_ids,
+    check_kinds,
+    longest,
+)
 from inferjax.runtime.inputs import make_inputs
 from inferjax.runtime.passes import logits_of, logprobs_of, make_cache, run_paged
 from inferjax.sharding import automatic, rows_like
@@ -29,7 +35,7 @@ def forward(
 
     Raises: ShapeError, InvalidInput, RequestTooLong.
     """
-    tokens, lengths = _checked(config, tokens, lengths)
+    tokens, lengths = _checked(params, config, tokens, lengths, exec)
     return _forward(params, tokens, lengths, config=config, exec=exec)
 
 
@@ -45,7 +51,7 @@ def score(
 
     Raises: ShapeError, InvalidInput, RequestTooLong.
     """
-    tokens, lengths = _checked(config, tokens, lengths)
+    tokens, lengths = _checked(params, config, tokens, lengths, exec)
     return _score(params, tokens, lengths, config=config, exec=exec)
 
 
@@ -62,18 +68,14 @@ def activations(
 
     Raises: InvalidInput for an unknown name; ShapeError, RequestTooLong.
     """
-    unknown = sorted(set(taps) - set(tap_names(config)))
-    if unknown:
-        raise InvalidInput(
-            f"unknown tap {unknown[0]!r}",
-            why=f"this model has {', '.join(tap_names(config))}",
-            fix="name one of these",
-        )
-    tokens, lengths = _checked(config, tokens, lengths)
+    check_kinds(params, config, exec)
+    taps = check_taps(taps, config)
+    tokens, lengths = _checked(params, config, tokens, lengths, exec)
     return _activations(params, tokens, lengths, config=config, exec=exec, taps=taps)
 
 
-def _checked(config: ModelConfig, tokens: Any, lengths: Any) -> tuple[Array, Array]:
+def _checked(params: Any, config: Any, tokens: Any, lengths: Any, exec: Any) -> tuple[Array, Array]:
+    check_kinds(params, config, exec)
     tokens = as_tokens(tokens)
     lengths = as_lengths(lengths, tokens)
     check_ids(tokens, lengths, config)

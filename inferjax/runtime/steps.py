@@ -11,9 +11,10 @@ from jaxtyping import Array, Float, Int
 
 from inferjax.config import Exec, ModelConfig
 from inferjax.errors import InvalidInput, ShapeError
-from inferjax.kv.cache import KVCache
-from inferjax.models.decoder import tap_names
+from inferjax.kv.cache import KVCache, cache_shapes
+from inferjax.models.decoder import check_taps
 from inferjax.params import Params
+from inferjax.runtime.arguments import check_count, check_kinds
 from inferjax.runtime.inputs import (
     DecodeState,
     StepInputs,
@@ -50,11 +51,11 @@ def extend(
 
     Raises: ShapeError, InvalidInput.
     """
-    _check_step(config, cache, inputs.block_tables)
+    check_kinds(params, config, exec)
+    _check_step(config, cache, inputs.block_tables, inputs.tokens.shape[0])
     if outputs not in ("last", "all", "logprobs"):
         raise InvalidInput(f"outputs={outputs!r}", fix='use "last", "all" or "logprobs"')
-    if not set(taps) <= set(tap_names(config)):
-        raise InvalidInput(f"taps={taps!r}", fix=f"name some of {', '.join(tap_names(config))}")
+    taps = check_taps(taps, config)
     return _extend(params, cache, inputs, config=config, outputs=outputs, taps=taps, exec=exec)
 
 
@@ -94,9 +95,9 @@ def decode(
 
     Raises: ShapeError, InvalidInput.
     """
-    _check_step(config, cache, state.block_tables)
-    if steps < 1:
-        raise InvalidInput(f"steps={steps}", fix="decode at least one token")
+    check_kinds(params, config, exec)
+    check_count("steps", steps, 1)
+    _check_step(config, cache, state.block_tables, state.tokens.shape[0])
     return _decode(params, cache, state, config=config, steps=steps, exec=exec)
 
 
@@ -277,11 +278,25 @@ def _empty_outputs(state: DecodeState, steps: int, config: ModelConfig, exec: Ex
     )
 
 
-def _check_step(config: ModelConfig, cache: KVCache, tables: tuple[Any, ...]) -> None:
-    wanted = 1 + max(spec.group for spec in config.layers)
-    if len(cache.groups) != wanted or len(tables) != wanted:
+def _check_step(config: ModelConfig, cache: Any, tables: tuple[Any, ...], batch: int) -> None:
+    """Refuse a cache or block tables that do not belong to this model and batch."""
+    pools = cache.groups if isinstance(cache, KVCache) else ()
+    size = pools[0].shape[-2] if pools and pools[0].ndim == 6 else 1
+    exec = Exec(page_size=size)
+    wanted = [(s[0], *s[2:]) for s in cache_shapes(config, num_pages=2, exec=exec)]
+    found = [(pool.shape[0], *pool.shape[2:]) for pool in pools]
+    floating = all(jnp.issubdtype(pool.dtype, jnp.floating) for pool in pools)
+    if found != wanted or not floating:
+        kinds = sorted({str(pool.dtype) for pool in pools})
         raise ShapeError(
-            f"{len(cache.groups)} page pools and {len(tables)} block tables",
-            why=f"the model's layers use {wanted} cache groups",
-            fix="make the cache with init_cache(config, ...) and give one table per group",
+            f"the cache's pools are {found} of {kinds}, without their number of pages",
+            why=f"the model's layers need {wanted}",
+            fix="make the cache with init_cache(config, ...)",
+        )
+    shapes = [table.shape for table in tables]
+    if len(shapes) != len(pools) or any(len(s) != 2 or s[0] != batch or not s[1] for s in shapes):
+        raise ShapeError(
+            f"block tables have shapes {shapes}",
+            why=f"there are {len(pools)} cache groups and {batch} rows",
+            fix="give one table [rows, pages] per group",
         )

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, UInt32
 from jaxtyping import Bool as BoolArray
 
+from inferjax.errors import ShapeError
 from inferjax.pytree import pytree
 
 NO_LIMIT = int(np.iinfo(np.int32).max)
@@ -180,4 +181,10 @@ def stopped(
 def _rows(value: Values, batch: int, dtype: jax.typing.DTypeLike, ndim: int) -> Array:
     array = jnp.asarray(value, dtype)
     array = array if array.ndim == ndim else jnp.expand_dims(array, 0)
+    if array.ndim != ndim or array.shape[0] not in (1, batch):
+        raise ShapeError(
+            f"a sampling value has shape {list(array.shape)}",
+            why=f"there are {batch} rows",
+            fix="give one value for all rows, or one per row",
+        )
     return jnp.broadcast_to(array, (batch, *array.shape[1:]))

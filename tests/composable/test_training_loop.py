@@ -20,7 +20,7 @@ RATE = 0.05
 
 def train_step(params: Any, key: Any) -> tuple[Any, dict[str, jax.Array]]:
     """Draw answers, reward even tokens, and follow the policy gradient once."""
-    sampling = ij.make_sampling(2, temperature=1.0)
+    sampling = ij.make_sampling(2, temperature=1.0, ignore_eos=True)
     drawn = ij.generate(params, CONFIG, PROMPTS, key=key, max_new_tokens=4, sampling=sampling)
     text = jnp.concatenate([jnp.asarray(PROMPTS), drawn.tokens], axis=1)
     reward = (drawn.tokens % 2 == 0).astype(jnp.float32) - 0.5
@@ -74,7 +74,7 @@ def test_scan_of_training_steps_equals_the_loop_and_compiles_once():
 
 
 def generate_step(params: Any, key: Any) -> tuple[Any, jax.Array]:
-    sampling = ij.make_sampling(2, temperature=1.0)
+    sampling = ij.make_sampling(2, temperature=1.0, ignore_eos=True)
     drawn = ij.generate(params, CONFIG, PROMPTS, key=key, max_new_tokens=4, sampling=sampling)
     rate = jnp.float32(RATE) * drawn.logprobs.mean()
     return jax.tree.map(lambda p: p - rate * p, params), drawn.tokens

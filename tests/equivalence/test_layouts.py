@@ -134,7 +134,7 @@ def test_generate_equals_extend_and_decode(family, mode, width):
         list(LENGTHS),
         key=keys_of((0, 1, 2)),
         max_new_tokens=TOTAL,
-        sampling=ij.make_sampling(3, **SETTINGS),
+        sampling=ij.make_sampling(3, ignore_eos=True, **SETTINGS),
         exec=MODES[mode],
     )
     assert_same(mode, (np.asarray(out.tokens), np.asarray(out.logprobs)), run(family, mode, BASE))

@@ -101,7 +101,7 @@ def test_sample_i_of_n_equals_that_sample_alone(family, exact):
         list(lengths),
         key=keys_of((0, 1, 2)),
         max_new_tokens=total,
-        sampling=ij.make_sampling(3, **values),
+        sampling=ij.make_sampling(3, ignore_eos=True, **values),
         num_samples=3,
         exec=exec,
     )
@@ -136,7 +136,7 @@ def test_samples_share_their_prompts_full_pages():
             prompt,
             key=jax.random.key(0),
             max_new_tokens=8,
-            sampling=ij.make_sampling(1),
+            sampling=ij.make_sampling(1, ignore_eos=True),
             num_samples=16,
             exec=exec,
         ).tokens
