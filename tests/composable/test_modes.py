@@ -69,7 +69,13 @@ def test_debugging_modes_change_nothing(mode: str):
     np.testing.assert_allclose(scored, scored_again, **LOGPROBS_F32)
 
 
-@pytest.mark.parametrize("family", models.FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(f, marks=pytest.mark.slow) if f in ("gpt_oss", "deepseek_v3") else f
+        for f in models.FAMILIES
+    ],
+)
 def test_bfloat16_weights_run_in_bfloat16_and_stay_near_float32(family: str):
     params, config = models.cut_model(family)
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)

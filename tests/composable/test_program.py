@@ -136,6 +136,7 @@ def test_score_and_its_gradient_never_hold_all_logits(mapped: bool):
     assert any(aval.size == chunk and config.vocab_size in aval.shape for aval in outputs)
 
 
+@pytest.mark.slow
 def test_executed_steps_end_with_the_last_row(monkeypatch):
     """Count decode steps from inside: an end at once runs none, no end runs all."""
     from inferjax.runtime import steps

@@ -11,7 +11,7 @@ import inferjax as ij
 LENGTHS = (16, 8, 1, 15)
 
 
-@pytest.mark.parametrize("num_samples", [None, 2])
+@pytest.mark.parametrize("num_samples", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_generate_does_not_depend_on_the_prefill_chunk(num_samples):
     """Rows end inside, at and before the edges of chunks of 8 and of 7, which does not divide."""
     model = tiny_model("llama")

@@ -30,7 +30,7 @@ def test_stream_equals_generate(temperature):
 
 def test_stream_grows_its_cache_without_changing_the_reply(monkeypatch):
     params = ij.SamplingParams(
-        temperature=0.0, max_tokens=60, ignore_eos=True, repetition_penalty=1.3
+        temperature=0.0, max_tokens=16, ignore_eos=True, repetition_penalty=1.3
     )
     want = streamed(params)[0]
     monkeypatch.setattr(generation, "FIRST_ROOM", 8)
