@@ -1,6 +1,6 @@
 """gpt-oss: attention sinks, alternating windows, and experts with a clamped SwiGLU."""
 
-from typing import cast
+import functools
 
 from inferjax.config import Attention, LayerSpec, ModelConfig, MoE, Norm, Router, assign_groups
 from inferjax.models.family import Family
@@ -16,8 +16,8 @@ from inferjax.models.hf import (
     read_token_ids,
 )
 from inferjax.models.rope_config import read_rope
-from inferjax.models.sources import decoder, grouped_attention, linear, norm, plain, reshaped
-from inferjax.params import LayerParams, MoEParams, Params
+from inferjax.models.sources import decoder, linear, plain, pre_norm_layer, reshaped
+from inferjax.params import MoEParams, Params
 
 _DEFAULT_ROPE = {
     "rope_type": "yarn",
@@ -87,16 +87,7 @@ def _read_experts(reader: ConfigReader) -> MoE:
 
 
 def _weights(config: ModelConfig) -> Params:
-    return decoder(config, _layer)
-
-
-def _layer(name: str, spec: LayerSpec, dim: int) -> LayerParams:
-    return LayerParams(
-        attention=grouped_attention(f"{name}.self_attn", cast(Attention, spec.attention), dim),
-        ffn=_experts(f"{name}.mlp", cast(MoE, spec.ffn), dim),
-        attention_in=norm(f"{name}.input_layernorm", dim, spec.norm),
-        ffn_in=norm(f"{name}.post_attention_layernorm", dim, spec.norm),
-    )
+    return decoder(config, functools.partial(pre_norm_layer, ffn=_experts))
 
 
 def _experts(name: str, spec: MoE, dim: int) -> MoEParams:

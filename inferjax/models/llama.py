@@ -1,6 +1,6 @@
 """Llama and the many models that share its architecture and its name."""
 
-from typing import cast
+import functools
 
 from inferjax.config import MLP, Attention, LayerSpec, ModelConfig, Norm, assign_groups
 from inferjax.models.family import Family
@@ -15,8 +15,8 @@ from inferjax.models.hf import (
 )
 from inferjax.models.llama_gguf import LLAMA_GGUF
 from inferjax.models.rope_config import read_rope
-from inferjax.models.sources import decoder, gated_mlp, grouped_attention, norm
-from inferjax.params import LayerParams, Params
+from inferjax.models.sources import decoder, gated_mlp, pre_norm_layer
+from inferjax.params import Params
 
 
 def _config(reader: ConfigReader) -> ModelConfig:
@@ -57,16 +57,7 @@ def _config(reader: ConfigReader) -> ModelConfig:
 
 
 def _weights(config: ModelConfig) -> Params:
-    return decoder(config, _layer)
-
-
-def _layer(name: str, spec: LayerSpec, dim: int) -> LayerParams:
-    return LayerParams(
-        attention=grouped_attention(f"{name}.self_attn", cast(Attention, spec.attention), dim),
-        ffn=gated_mlp(f"{name}.mlp", cast(MLP, spec.ffn), dim),
-        attention_in=norm(f"{name}.input_layernorm", dim, spec.norm),
-        ffn_in=norm(f"{name}.post_attention_layernorm", dim, spec.norm),
-    )
+    return decoder(config, functools.partial(pre_norm_layer, ffn=gated_mlp))
 
 
 FAMILY = Family(

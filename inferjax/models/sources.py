@@ -7,7 +7,7 @@ into the leaf's final place and dtype.
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from einops import rearrange
@@ -43,6 +43,18 @@ def decoder(config: ModelConfig, layer: Callable[[str, LayerSpec, int], LayerPar
         layers=tuple(layer(f"model.layers.{i}", spec, dim) for i, spec in enumerate(config.layers)),
         final_norm=norm("model.norm", dim, config.final_norm),
         head=None if config.tied else plain("lm_head.weight", vocab, dim),
+    )
+
+
+def pre_norm_layer(
+    name: str, spec: LayerSpec, dim: int, *, ffn: Callable[[str, Any, int], Any]
+) -> LayerParams:
+    """Return the sources of a layer with grouped attention that normalises each block's input."""
+    return LayerParams(
+        attention=grouped_attention(f"{name}.self_attn", cast(Attention, spec.attention), dim),
+        ffn=ffn(f"{name}.mlp", spec.ffn, dim),
+        attention_in=norm(f"{name}.input_layernorm", dim, spec.norm),
+        ffn_in=norm(f"{name}.post_attention_layernorm", dim, spec.norm),
     )
 
 
