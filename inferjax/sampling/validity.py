@@ -1,9 +1,10 @@
 """Rows that cannot be sampled as asked: found, reported, and kept from harming others."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from inferjax.errors import ShapeError
 from inferjax.sampling.arrays import SampleState, Sampling
@@ -54,17 +55,28 @@ def neutral_rows(sampling: Sampling, rows: Bool[Array, " B"]) -> Sampling:
     return dataclasses.replace(sampling, **changes)
 
 
-def check_shapes(logits: Float[Array, "B V"], sampling: Sampling, state: SampleState) -> None:
-    """Refuse arrays that do not have one row per row of logits.
+def check_shapes(logits: Any, sampling: Any, state: Any) -> None:
+    """Refuse what is not floating-point logits with one row of everything else per row.
 
     Raises: ShapeError.
     """
-    if logits.ndim != 2:
+    kinds = {"sampling": (sampling, Sampling), "state": (state, SampleState)}
+    for name, (value, kind) in kinds.items():
+        if not isinstance(value, kind):
+            raise ShapeError(
+                f"{name} is a {type(value).__name__}",
+                why=f"sample takes arrays, a {kind.__name__}",
+                fix="build them with make_sampling or sampling_arrays, and make_state",
+            )
+    shape, dtype = getattr(logits, "shape", None), getattr(logits, "dtype", None)
+    floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+    if shape is None or len(shape) != 2 or not shape[1] or not floating:
         raise ShapeError(
-            f"logits have shape {logits.shape}",
-            why="sample takes one row of logits per sequence, [B, V]",
+            f"logits are a {type(logits).__name__} of {dtype}, shape {shape}",
+            why="sample takes one row of floating-point logits per sequence, [B, V]",
             fix="use vmap for further axes",
         )
+    _check_mask(sampling.token_mask, shape[1])
     for owner in (sampling, state):
         for field in dataclasses.fields(owner):
             value = getattr(owner, field.name)
@@ -74,6 +86,16 @@ def check_shapes(logits: Float[Array, "B V"], sampling: Sampling, state: SampleS
                     why=f"the logits have {logits.shape[0]} rows",
                     fix="give every field one row per sequence",
                 )
+
+
+def _check_mask(mask: Any, vocab_size: int) -> None:
+    words = -(-vocab_size // 32)
+    if mask is not None and (mask.dtype != jnp.uint32 or mask.shape[1:] != (words,)):
+        raise ShapeError(
+            f"token_mask is {mask.dtype} with {mask.shape[1:]} words a row",
+            why=f"{vocab_size} ids take {words} words of 32 bits",
+            fix="pack one bit per id into uint32, the lowest bit first",
+        )
 
 
 def _in_range(ids: Int[Array, "*lead"], vocab_size: int) -> Bool[Array, "*lead"]:

@@ -16,6 +16,8 @@ from inferjax.errors import (
 )
 from inferjax.kv.cache import KVCache
 from inferjax.runtime.arguments import check_count
+from inferjax.sampling import make_state
+from inferjax.sampling.validity import check_shapes
 from tests.tiny_models import tiny_model
 
 GOOD = [[3, 4, 5]]
@@ -142,3 +144,37 @@ def test_taps_that_do_not_exist_are_refused():
 def test_status_of_no_known_kind_still_raises():
     with pytest.raises(InferjaxError, match="row 1"):
         ij.raise_for_status([0, 1 << 20])
+
+
+def sample_arguments(**changes):
+    values = {
+        "logits": jnp.zeros((2, 40)),
+        "sampling": ij.make_sampling(2, temperature=0.0),
+        "state": make_state(jax.random.split(jax.random.key(0), 2), 1),
+        **changes,
+    }
+    return values["logits"], values["sampling"], values["state"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"logits": jnp.zeros((2, 40), jnp.int32)}, "int32"),
+        ({"logits": jnp.zeros((2, 0))}, r"\(2, 0\)"),
+        ({"logits": jnp.zeros(40)}, r"\(40,\)"),
+        ({"logits": jnp.zeros((3, 40))}, "3 rows"),
+        ({"sampling": ij.SamplingParams()}, "sampling is a SamplingParams"),
+        ({"state": None}, "state is a NoneType"),
+        ({"sampling": ij.make_sampling(2, token_mask=jnp.zeros((2, 7), jnp.uint32))}, "7"),
+        ({"sampling": ij.make_sampling(2, token_mask=jnp.zeros((2, 2)))}, "float32"),
+    ],
+    ids=str,
+)
+def test_sample_refuses_arrays_of_another_kind(changes, named):
+    with pytest.raises(ShapeError, match=named):
+        check_shapes(*sample_arguments(**changes))
+
+
+def test_make_sampling_refuses_values_for_other_rows():
+    with pytest.raises(ShapeError, match="2 rows"):
+        ij.make_sampling(2, temperature=[0.1, 0.2, 0.3])
