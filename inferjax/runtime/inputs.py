@@ -20,13 +20,15 @@ class StepInputs:
     """New tokens of a step: row b appends `tokens[b, :lengths[b]]` after `starts[b]` cached ones.
 
     Several rows may belong to one sequence (the same block table, consecutive starts). A length of
-    0 is padding. `block_tables` has one [B, M] of page ids per cache group.
+    0 is padding. `block_tables` has one [B, M] of page ids per cache group. `adapter` is the place
+    of each row's adapter; until adapters can be loaded, only None runs.
     """
 
     tokens: Int[Array, "B T"]
     lengths: Int[Array, " B"]
     starts: Int[Array, " B"]
     block_tables: tuple[Int[Array, "B M"], ...]
+    adapter: Int[Array, " B"] | None = None
 
 
 @pytree

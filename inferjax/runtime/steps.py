@@ -56,6 +56,12 @@ def extend(
     if outputs not in ("last", "all", "logprobs"):
         raise InvalidInput(f"outputs={outputs!r}", fix='use "last", "all" or "logprobs"')
     taps = check_taps(taps, config)
+    if inputs.adapter is not None:
+        raise InvalidInput(
+            "inputs.adapter is set",
+            why="no adapters can be loaded yet, and the rows would silently run without them",
+            fix="leave it None",
+        )
     return _extend(params, cache, inputs, config=config, outputs=outputs, taps=taps, exec=exec)
 
 

@@ -1,5 +1,7 @@
 """Arguments of the wrong kind, shape or range get a typed error that names them, never a cast."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,6 +113,14 @@ def test_cache_and_tables_of_another_model_are_refused():
     ):
         with pytest.raises(ShapeError, match="block tables"):
             ij.extend(params, config, cache, ij.make_inputs(GOOD, block_tables=tables))
+
+
+def test_adapters_are_refused_until_they_exist():
+    config = model().config
+    inputs = ij.make_inputs(GOOD, block_tables=[jnp.ones((1, 1), jnp.int32)])
+    inputs = dataclasses.replace(inputs, adapter=jnp.zeros(1, jnp.int32))
+    with pytest.raises(InvalidInput, match="adapter"):
+        ij.extend(model().params, config, ij.init_cache(config, num_pages=4), inputs)
 
 
 @pytest.mark.parametrize("key", [0, "a", np.zeros(3, np.uint32), jnp.array([1])], ids=repr)
