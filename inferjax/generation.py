@@ -157,15 +157,24 @@ def _prepared(sampling: SamplingParams, tokenizer: Tokenizer | None, room: int) 
             why="the model has no tokenizer to turn them into ids",
             fix="use bad_token_ids",
         )
-    # A word is written differently at the start of a text and after a space.
-    words = [form for word in sampling.bad_words for form in (word, f" {word.lstrip()}")]
-    banned = [tokenizer.encode(w, add_special_tokens=False) for w in words if tokenizer is not None]
+    banned = banned_ids(sampling.bad_words, tokenizer)
     return dataclasses.replace(
         sampling,
         bad_words=(),
-        bad_token_ids=(*sampling.bad_token_ids, *(tuple(ids) for ids in banned if ids)),
+        bad_token_ids=(*sampling.bad_token_ids, *banned),
         max_tokens=room,
     )
+
+
+def banned_ids(
+    words: str | Sequence[str], tokenizer: Tokenizer | None
+) -> tuple[tuple[int, ...], ...]:
+    """Return the ids of words, each as it is written at the start of a text and after a space."""
+    if tokenizer is None:
+        return ()
+    forms = [form for word in words for form in (word, f" {word.lstrip()}")]
+    found = [tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms]
+    return tuple(ids for ids in found if ids)
 
 
 def _bucket(length: int, smallest: int) -> int:
