@@ -1,24 +1,11 @@
-"""One streamed reply: tokens become text, stop strings are applied, speed is measured."""
+"""One streamed reply: its text as it comes, its tokens, its speed."""
 
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from inferjax.cli.stops import StopStrings
-
-
-@runtime_checkable
-class Detokenizer(Protocol):
-    """Turns tokens into text piece by piece, never half a character."""
-
-    def push(self, token_id: int, /) -> str:
-        """Return the text that this token completes."""
-        ...
-
-    def flush(self) -> str:
-        """Return what is left at the end."""
-        ...
+from inferjax.engine.text import Detokenizer, TextStream
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,80 +53,48 @@ def collect(
 ) -> Reply:
     """Run `StreamEvent`s to their end, a stop string or Ctrl-C; give each piece of text to `emit`.
 
-    The first `min_tokens` tokens are not searched for stop strings.
+    A stop string that is complete within the first `min_tokens` tokens does not count.
     """
-    text = _Text(detokenizer, StopStrings(stops), min_tokens, emit)
+    text = TextStream(detokenizer, stops=stops, min_tokens=min_tokens)
     marks = [clock()]
+    kept: list[Any] = []
     counts: list[int] = []
     finish = None
     try:
         for event in events:
             marks.append(clock())
             counts.append(len(event.token_ids))
-            if text.add(event):
+            pushed = text.push(event.token_ids)
+            kept.append((event, pushed.num_tokens))
+            _emit(pushed.text, emit)
+            finish = event.finish_reason
+            if pushed.stop is not None:
                 finish = "stop"
                 break
-            finish = event.finish_reason
     except KeyboardInterrupt:
         finish = "interrupted"
-    text.finish()
+    _emit(text.finish(), emit)
+    token_ids = _joined(kept, "token_ids")
     return Reply(
-        text="".join(text.pieces),
-        token_ids=text.token_ids,
-        logprobs=text.logprobs,
-        top_ids=text.top_ids,
-        top_logprobs=text.top_logprobs,
+        text=text.text,
+        token_ids=token_ids,
+        logprobs=_joined(kept, "logprobs"),
+        top_ids=_joined(kept, "top_ids"),
+        top_logprobs=_joined(kept, "top_logprobs"),
         finish_reason=finish or "length",
-        stop=text.stops.matched,
-        timings=_timings(marks, counts, num_prompt_tokens, len(text.token_ids), compile_seconds),
+        stop=text.stop,
+        timings=_timings(marks, counts, num_prompt_tokens, len(token_ids), compile_seconds),
     )
 
 
-class _Text:
-    """The reply so far."""
+def _emit(piece: str, emit: Callable[[str], object]) -> None:
+    if piece:
+        emit(piece)
 
-    def __init__(
-        self,
-        detokenizer: Detokenizer,
-        stops: StopStrings,
-        min_tokens: int,
-        emit: Callable[[str], object],
-    ) -> None:
-        self.detokenizer, self.stops, self.emit = detokenizer, stops, emit
-        self.min_tokens = min_tokens
-        self.pieces: list[str] = []
-        self.token_ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.top_ids: list[list[int]] = []
-        self.top_logprobs: list[list[float]] = []
 
-    def add(self, event: Any) -> bool:
-        """Take one dispatch; return whether a stop string ended the text and dropped the rest."""
-        for i, token_id in enumerate(event.token_ids):
-            self.token_ids.append(token_id)
-            self.logprobs.append(event.logprobs[i])
-            self.top_ids.append(list(event.top_ids[i]))
-            self.top_logprobs.append(list(event.top_logprobs[i]))
-            piece, stopped = self.detokenizer.push(token_id), False
-            if len(self.token_ids) > self.min_tokens:
-                piece, stopped = self.stops.push(piece)
-            self._show(piece)
-            if stopped:
-                return True
-        return False
-
-    def finish(self) -> None:
-        """Show what was held back, unless a stop string ended the text."""
-        if self.stops.matched is None:
-            piece, _ = self.stops.push(self.detokenizer.flush())
-            self._show(piece)
-            if self.stops.matched is None:
-                self._show(self.stops.flush())
-
-    def _show(self, piece: str) -> None:
-        if piece:
-            self.pieces.append(piece)
-            self.emit(piece)
+def _joined(kept: list[tuple[Any, int]], field: str) -> list[Any]:
+    """Return the values that events have for their tokens that count."""
+    return [value for event, count in kept for value in getattr(event, field)[:count]]
 
 
 def _timings(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferjax.cli.stops import StopStrings
+from inferjax.tokenizer.stops import StopStrings
 from inferjax.errors import InvalidSampling
 
 # Two letters make overlapping and nested stop strings common.
