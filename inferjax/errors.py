@@ -63,9 +63,21 @@ class OutOfPages(InferjaxError):
     """The page pool or a block table is too small for the sequence."""
 
 
+class PageError(InferjaxError):
+    """Page accounting is broken: a bug in the caller, not in a request."""
+
+
 class NonFiniteLogits(InferjaxError):
     """The model produced NaN logits for a sequence."""
 
 
 class KernelUnavailable(InferjaxError):
     """The requested kernel implementation cannot run here."""
+
+
+class EngineFull(InferjaxError):
+    """As many requests wait as the engine accepts."""
+
+
+class UnexpectedCompilation(InferjaxError):
+    """A program was compiled after the warm-up."""

@@ -1,0 +1,52 @@
+"""What the scheduler decides for one step: plain values, no arrays."""
+
+import dataclasses
+
+from inferjax.engine.sequence import Sequence
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Tokens [start, stop) of a sequence, to be run in this step.
+
+    With `last`, the prefill is complete: the sequence is placed in its slot, and unless it resumes
+    an interrupted output its first token is drawn.
+    """
+
+    sequence: Sequence
+    start: int
+    stop: int
+    last: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """Page `source` of a cache group is copied to `target` before anything else runs."""
+
+    group: int
+    source: int
+    target: int
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Plan:
+    """One step: copies, then one extend over `chunks`, then one decode of `steps` tokens.
+
+    moves: slots that change, (old, new), to keep the occupied ones together. placed: sequences
+    whose row must be written into the decode state, for they have a slot since this plan.
+    failed: sequences that can never fit. preempted: for the record.
+    """
+
+    copies: list[Copy] = dataclasses.field(default_factory=list)
+    moves: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    placed: list[Sequence] = dataclasses.field(default_factory=list)
+    chunks: list[Chunk] = dataclasses.field(default_factory=list)
+    decode: list[Sequence] = dataclasses.field(default_factory=list)
+    steps: int = 0
+    preempted: list[Sequence] = dataclasses.field(default_factory=list)
+    failed: list[Sequence] = dataclasses.field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing would run."""
+        return not (self.chunks or self.decode or self.placed)

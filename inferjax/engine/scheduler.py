@@ -1,0 +1,359 @@
+"""Which sequences run in the next step: continuous batching as plain policy, without arrays.
+
+A step is planned before the results of the last one are known. The scheduler therefore works with
+bounds: `Sequence.ahead` tokens may have been drawn beyond the collected ones. The device runs
+dispatches in order, so a page or slot that is free here can be given out at once.
+"""
+
+import dataclasses
+from bisect import bisect_left, insort
+from typing import Protocol
+
+from inferjax.engine.pages import SequencePages
+from inferjax.engine.plan import Chunk, Plan
+from inferjax.engine.sequence import Phase, Sequence
+from inferjax.engine.slots import Slots
+from inferjax.engine.waiting import Waiting
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a step may hold.
+
+    token_budget: tokens in a step, counting one per decoding sequence and whole rows of
+      `row_tokens` for prompts; one row always may run, so that prompts never starve.
+    max_rows: rows of an extend. decode_steps: tokens per decode dispatch; `mixed_steps` while
+      prompts run or wait (None: the same). priority_window: arrivals that one level of priority
+      is worth. buckets: ascending numbers of slots that a decode is compiled for.
+    """
+
+    max_running: int
+    token_budget: int
+    row_tokens: int
+    max_rows: int
+    decode_steps: int
+    mixed_steps: int | None = None
+    priority_window: int = 1000
+    buckets: tuple[int, ...] = ()
+
+    def rows(self, num_decoding: int) -> int:
+        """Return how many rows of prompt tokens may run beside decoding sequences."""
+        return min(self.max_rows, max(1, (self.token_budget - num_decoding) // self.row_tokens))
+
+    @property
+    def span(self) -> int:
+        """The most tokens of one sequence in a dispatch."""
+        return max(self.rows(0) * self.row_tokens, self.decode_steps)
+
+
+class Preemption(Protocol):
+    """What becomes of the cache of a preempted sequence: the place where offloading plugs in."""
+
+    def evicted(self, sequence: Sequence) -> None:
+        """Take note of a sequence that is about to lose its pages."""
+        ...
+
+
+class Recompute:
+    """Keep nothing: what the prefix cache has lost by the time of the resume is computed again."""
+
+    def evicted(self, sequence: Sequence) -> None:
+        """Do nothing."""
+
+
+class Scheduler:
+    """Decide step by step; `collected` brings back what each planned dispatch did.
+
+    Sequences go by (order, uid), and the first one never waits for a later one: running ones are
+    preempted from the end, and whoever cannot be admitted keeps all behind it waiting.
+    """
+
+    def __init__(
+        self, pages: SequencePages, limits: Limits, preemption: Preemption | None = None
+    ) -> None:
+        self.pages = pages
+        self.limits = limits
+        self._preemption = preemption or Recompute()
+        self._waiting = Waiting()
+        self._running: list[Sequence] = []
+        self._slots = Slots(limits.max_running)
+        self._looked_at = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without pages, preempted ones included."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with pages: in prefill or decoding."""
+        return len(self._running)
+
+    @property
+    def operations(self) -> int:
+        """Units of work so far: sequences looked at, pages moved, heap operations."""
+        return self._looked_at + self.pages.operations + self._waiting.operations
+
+    def never_fits(self, num_tokens: int) -> bool:
+        """Return whether so many cached tokens do not even fit the empty pools."""
+        return self.pages.never_fits(num_tokens, self.limits.span)
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a new sequence wait for its turn."""
+        self._waiting.push(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """End a sequence in whatever phase it is; its pages and slot are free at once."""
+        self.finish(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """End a sequence; twice does no harm. Its work in flight is still to be collected."""
+        phase, sequence.phase = sequence.phase, Phase.FINISHED
+        if phase is Phase.WAITING:
+            self._waiting.drop()
+        elif phase is not Phase.FINISHED:
+            self._leave(sequence)
+
+    def collected(self, sequence: Sequence, tokens: list[int], planned: int) -> None:
+        """Take in the results of one dispatch, in dispatch order.
+
+        `planned` is how many tokens it might have drawn: `Plan.steps` for a decode, 1 for a chunk
+        that draws the first token, 0 for another. What comes for a sequence that has ended is
+        dropped. A sequence of full length is finished here.
+        """
+        sequence.in_flight -= 1
+        sequence.ahead -= planned
+        if sequence.phase is Phase.FINISHED:
+            return
+        sequence.tokens.extend(tokens)
+        if sequence.phase is Phase.DECODE:
+            sequence.computed = sequence.prefill_end
+            self.pages.register(sequence, sequence.computed)
+            self.pages.trim(sequence, sequence.computed)
+        if len(sequence.tokens) >= sequence.max_len and self._is_prefilled(sequence):
+            self.finish(sequence)
+
+    def reset(self) -> None:
+        """Start over after a failed device: all contents are lost, everything running waits again.
+
+        Nothing that was dispatched before may be collected after.
+        """
+        for sequence in self._running:
+            sequence.phase = Phase.WAITING
+            self._slots.give(sequence)
+            self.pages.release(sequence)
+            self._waiting.push(sequence)
+        self._running.clear()
+        for sequence in self._waiting:
+            sequence.ahead = sequence.in_flight = 0
+        self.pages.reset()
+
+    def plan(self) -> Plan:
+        """Decide the next step, and count on it being dispatched."""
+        plan = Plan(steps=self._steps())
+        rows = self._continue(plan, self.limits.rows(self._slots.count))
+        # Whoever was just preempted needs pages first.
+        if rows and not plan.preempted:
+            self._admit(plan, rows)
+        plan.moves = self._slots.close_holes(self.limits.buckets, plan.placed)
+        if not plan.decode:
+            plan.steps = 0
+        return plan
+
+    def _steps(self) -> int:
+        mixed = self.limits.mixed_steps
+        alone = not self._waiting and self._slots.count == len(self._running)
+        return self.limits.decode_steps if alone or mixed is None else mixed
+
+    def _continue(self, plan: Plan, rows: int) -> int:
+        """Plan for the running sequences in order; return the rows that are left.
+
+        Only the last one is ever preempted, so what is already planned stays.
+        """
+        i = 0
+        while i < len(self._running):
+            sequence = self._running[i]
+            self._looked_at += 1
+            if sequence.phase is Phase.DECODE:
+                end = self._decode_end(sequence, plan)
+                if sequence.reach < sequence.max_len and self._secure(sequence, end, plan):
+                    self._decode(sequence, plan)
+            elif rows:
+                rows -= self._run_chunk(sequence, plan, rows)
+            i += 1
+        return rows
+
+    def _secure(self, sequence: Sequence, upto: int, plan: Plan) -> bool:
+        """Give a running sequence pages for positions below `upto`, if need be from later ones."""
+        if not self.pages.needed(sequence, upto):
+            return True
+        self.pages.trim(sequence, sequence.computed)
+        while not self.pages.fits(sequence, upto):
+            victim = self._running[-1]
+            if len(self._running) > 1:
+                self._preempt(victim, plan)
+            elif not sequence.in_flight:
+                self._fail(sequence, plan)
+            # Otherwise what is in flight may end it, or move its window on.
+            if victim is sequence:
+                return False
+        self.pages.grow(sequence, upto)
+        return True
+
+    def _decode_end(self, sequence: Sequence, plan: Plan) -> int:
+        """Return where the tokens end that a decode writes; the last one drawn is not written."""
+        return min(sequence.reach + plan.steps - 1, sequence.max_len - 1)
+
+    def _decode(self, sequence: Sequence, plan: Plan) -> None:
+        plan.decode.append(sequence)
+        sequence.ahead += plan.steps
+        sequence.in_flight += 1
+
+    def _run_chunk(self, sequence: Sequence, plan: Plan, rows: int) -> int:
+        """Plan the next tokens of a prefill; return the rows they take."""
+        start = sequence.computed
+        stop = min(sequence.prefill_end, start + rows * self.limits.row_tokens)
+        if start == stop or not self._secure(sequence, stop, plan):
+            return 0
+        last = stop == sequence.prefill_end
+        plan.chunks.append(Chunk(sequence=sequence, start=start, stop=stop, last=last))
+        sequence.computed = stop
+        sequence.in_flight += 1
+        self.pages.register(sequence, stop)
+        if last and sequence.max_len > sequence.prompt_len:
+            sequence.ahead += not sequence.resumed
+            self._place(sequence, plan)
+        return -(-(stop - start) // self.limits.row_tokens)
+
+    def _place(self, sequence: Sequence, plan: Plan) -> None:
+        """Give a sequence a slot, and let it decode at once if there are pages.
+
+        Its window must not be trimmed for them: the chunk in this step still sees those pages.
+        """
+        self._slots.take(sequence)
+        sequence.phase = Phase.DECODE
+        plan.placed.append(sequence)
+        end = self._decode_end(sequence, plan)
+        if sequence.reach < sequence.max_len and self.pages.fits(sequence, end):
+            self.pages.grow(sequence, end)
+            self._decode(sequence, plan)
+
+    def _admit(self, plan: Plan, rows: int) -> None:
+        """Let waiting sequences in, in order, until one finds no place."""
+        promised: list[int] | None = None
+        while rows and len(self._running) < self.limits.max_running:
+            sequence = self._waiting.first()
+            if sequence is None or self._must_wait(sequence, plan):
+                return
+            self._looked_at += 1
+            if self.never_fits(self._lifespan(sequence)):
+                self._fail(sequence, plan)
+                continue
+            promised = promised or self._promises()
+            if not self._enter(sequence, plan, promised):
+                return
+            if sequence.computed == sequence.prefill_end:
+                self._place(sequence, plan)
+            else:
+                rows -= self._run_chunk(sequence, plan, rows)
+            promised = [a + b for a, b in zip(promised, self._promise(sequence), strict=True)]
+
+    def _must_wait(self, sequence: Sequence, plan: Plan) -> bool:
+        """Return whether results in flight, or the prompt that it shares, come first."""
+        leader = sequence.leader
+        if sequence.in_flight or leader is None or not self._forks(sequence):
+            return sequence.in_flight > 0
+        return leader.phase is Phase.PREFILL or leader in plan.placed
+
+    def _enter(self, sequence: Sequence, plan: Plan, promised: list[int]) -> bool:
+        """Give a waiting sequence the pages that others already have, if the rest has a place."""
+        size, length = self.pages.page_size, sequence.prompt_len - 1
+        leader = sequence.leader if self._forks(sequence) else None
+        if leader and leader.phase is Phase.DECODE and self.pages.can_fork(leader, length):
+            cost = self._fresh(sequence, length // size, length)
+        else:
+            leader = None
+            num_hits = self.pages.match(sequence, self._match_limit(sequence))
+            fresh = self._fresh(sequence, num_hits, num_hits * size)
+            idle = self.pages.idle_hits(sequence, num_hits)
+            length = num_hits * size
+            cost = [a + b for a, b in zip(fresh, idle, strict=True)]
+        for pool, wanted, others in zip(self.pages.pools, cost, promised, strict=True):
+            if wanted > pool.num_available - others:
+                return False
+        self._waiting.pop()
+        if leader:
+            plan.copies += self.pages.fork(leader, sequence, length) or []
+        else:
+            self.pages.attach(sequence, length // size)
+        if sequence.cached is None:
+            sequence.cached = length
+        sequence.phase = Phase.PREFILL
+        insort(self._running, sequence, key=_turn)
+        return True
+
+    def _forks(self, sequence: Sequence) -> bool:
+        """Return whether a sequence can do with a copy of its leader's prompt."""
+        return sequence.leader is not None and not (sequence.resumed or sequence.scored)
+
+    def _match_limit(self, sequence: Sequence) -> int:
+        """Return how many tokens may come from the cache: the first draw needs a last one to run.
+
+        A prompt whose tokens must all run has done so before its output is resumed.
+        """
+        if sequence.resumed:
+            return sequence.prefill_end
+        return sequence.prompt_len - 1 if sequence.reads_cache else 0
+
+    def _lifespan(self, sequence: Sequence) -> int:
+        """Return how many cached tokens a sequence is let in for: its prefill and one decode."""
+        end = sequence.prefill_end
+        return max(end, min(end + self.limits.decode_steps, sequence.max_len - 1))
+
+    def _fresh(self, sequence: Sequence, num_pages: int, computed: int) -> list[int]:
+        end = self._lifespan(sequence)
+        return self.pages.fresh(num_pages, computed, end, self.limits.span)
+
+    def _promise(self, sequence: Sequence) -> list[int]:
+        """Return the pages per group that are kept for a running sequence: one when it decodes."""
+        if sequence.phase is Phase.DECODE:
+            return [1] * len(self.pages.pools)
+        return self._fresh(sequence, len(sequence.pages[0]), sequence.computed)
+
+    def _promises(self) -> list[int]:
+        total = [self._slots.count] * len(self.pages.pools)
+        if self._slots.count == len(self._running):
+            return total
+        for sequence in self._running:
+            self._looked_at += 1
+            if sequence.phase is Phase.PREFILL:
+                total = [a + b for a, b in zip(total, self._promise(sequence), strict=True)]
+        return total
+
+    def _preempt(self, sequence: Sequence, plan: Plan) -> None:
+        """Send a running sequence back to the queue; what it has in flight still counts."""
+        self._preemption.evicted(sequence)
+        self._leave(sequence)
+        sequence.phase = Phase.WAITING
+        sequence.num_preemptions += 1
+        self._waiting.push(sequence)
+        plan.preempted.append(sequence)
+
+    def _fail(self, sequence: Sequence, plan: Plan) -> None:
+        self.finish(sequence)
+        plan.failed.append(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        del self._running[bisect_left(self._running, _turn(sequence), key=_turn)]
+        self._slots.give(sequence)
+        self.pages.release(sequence)
+
+    def _is_prefilled(self, sequence: Sequence) -> bool:
+        """Return whether a sequence of full length is complete: its prompt ran, if that is all."""
+        if sequence.resumed:
+            return True
+        return sequence.computed == sequence.prompt_len and not sequence.in_flight
+
+
+def _turn(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order, sequence.uid

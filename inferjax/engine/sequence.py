@@ -1,0 +1,65 @@
+"""One sample of a request, as the scheduler sees it: tokens, pages and how far it has come."""
+
+import dataclasses
+import enum
+
+
+class Phase(enum.Enum):
+    """Where a sequence stands."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+
+
+@dataclasses.dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    """Plain values that only the scheduler and the engine change.
+
+    tokens: prompt and collected output. max_len: prompt and the longest possible output.
+    order: smaller goes first, and is preempted last. root: digest that separates caches which must
+      not be shared (salt, adapter). leader: the sequence of the same prompt that this one forks
+      from, None for the first.
+    pages: page ids per cache group; page j holds tokens [j * page_size, ...); 0 where a window has
+      left it. computed: tokens whose keys and values are in the cache once all dispatched work has
+      run. ahead: tokens that dispatched work may draw, at most, and that are not collected yet.
+    in_flight: dispatches not collected yet. cached: prompt tokens found in the cache at the first
+      admission, None before it. registered: leading full pages that the prefix index has seen.
+    """
+
+    uid: int
+    tokens: list[int]
+    prompt_len: int
+    max_len: int
+    order: int
+    root: bytes = b""
+    reads_cache: bool = True
+    scored: bool = False
+    leader: "Sequence | None" = None
+    phase: Phase = Phase.WAITING
+    slot: int = -1
+    pages: tuple[list[int], ...] = ()
+    digests: list[bytes] = dataclasses.field(default_factory=list)
+    computed: int = 0
+    ahead: int = 0
+    in_flight: int = 0
+    cached: int | None = None
+    registered: int = 0
+    num_preemptions: int = 0
+    table_changed: bool = True
+
+    @property
+    def resumed(self) -> bool:
+        """Whether output exists: the newest token is known, and its cache place is not filled."""
+        return len(self.tokens) > self.prompt_len
+
+    @property
+    def prefill_end(self) -> int:
+        """Tokens to put into the cache before decoding: all but a newest one that was drawn."""
+        return len(self.tokens) - 1 if self.resumed else self.prompt_len
+
+    @property
+    def reach(self) -> int:
+        """Tokens it has at most when all dispatched work has run."""
+        return min(len(self.tokens) + self.ahead, self.max_len)
