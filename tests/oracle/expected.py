@@ -1,0 +1,120 @@
+"""The truth: a request's tokens and log-probabilities, computed alone, without pages or batches."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from hash_model import (
+    MASK,
+    Rules,
+    at_position,
+    join,
+    logprob,
+    pick,
+    randomized,
+    rules_of,
+    seed_of,
+    top_id,
+)
+
+from inferjax.config import ModelConfig
+from inferjax.sampling import SamplingParams
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """One drawn token and what is reported with it."""
+
+    token: int
+    logprob: float
+    sampled_logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class Decoder:
+    """The hash model over one sequence: push a token, get its final hidden value."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.windows = [spec.attention.window for spec in config.layers]
+        self.keys: list[list[int]] = [[] for _ in self.windows]
+        # Sums over the layer's keys at their positions, with a leading 0.
+        self.sums = [[0] for _ in self.windows]
+        self.history = 0
+        self.length = 0
+
+    def push(self, token: int) -> int:
+        hidden = join(token, self.length)
+        for layer, window in enumerate(self.windows):
+            key = join(hidden, layer)
+            self.keys[layer].append(key)
+            sums = self.sums[layer]
+            sums.append((sums[-1] + at_position(key, self.length)) & MASK)
+            first = max(0, self.length + 1 - window) if window else 0
+            hidden = join(hidden, (sums[-1] - sums[first]) & MASK)
+        self.history = (self.history + at_position(token, self.length)) & MASK
+        self.length += 1
+        return hidden
+
+
+def expected(
+    config: ModelConfig,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    key: int,
+    sample_index: int = 0,
+    limit: int | None = None,
+    forced: Sequence[int] = (),
+    top: int = 0,
+) -> list[Token]:
+    """Return the drawn tokens; `key` holds the two words of the seed, `limit` the longest output.
+
+    `forced` are prescribed first tokens.
+    """
+    rules, decoder = rules_of(sampling, config.eos_ids), Decoder(config)
+    limit = min(rules.max_tokens, config.max_context - len(prompt) if limit is None else limit)
+    hidden = 0
+    for token in prompt:
+        hidden = decoder.push(token)
+    drawn: list[Token] = []
+    while len(drawn) < limit:
+        seed = seed_of(hidden, decoder.history, len(prompt), rules.number)
+        if not rules.greedy:
+            seed = randomized(seed, key, sample_index, decoder.length)
+        count = len(drawn)
+        banned = rules.banned if count < rules.min_tokens else frozenset()
+        token = forced[count] if count < len(forced) else pick(seed, banned, config.vocab_size)
+        drawn.append(_report(config, hidden, seed, token, rules, top))
+        if token in rules.stops and len(drawn) > rules.min_tokens:
+            break
+        hidden = decoder.push(token)
+    return drawn
+
+
+def _report(
+    config: ModelConfig, hidden: int, seed: int, token: int, rules: Rules, top: int
+) -> Token:
+    ids = [top_id(hidden, rank, config.vocab_size) for rank in range(top)]
+    return Token(
+        token=token,
+        logprob=logprob(hidden, token),
+        sampled_logprob=0.0 if rules.greedy else logprob(seed, token),
+        top=tuple((token, logprob(hidden, token)) for token in ids),
+    )
+
+
+def expected_scores(config: ModelConfig, tokens: Sequence[int]) -> list[float]:
+    """Return the log-probability of every token but the first, after those before it."""
+    decoder = Decoder(config)
+    hidden = [decoder.push(token) for token in tokens]
+    return [logprob(h, token) for h, token in zip(hidden, tokens[1:], strict=False)]
+
+
+def page_contents(
+    config: ModelConfig, tokens: Sequence[int], page_size: int
+) -> list[list[list[int]]]:
+    """Return what the full pages of these tokens hold: [page][layer][offset]."""
+    decoder = Decoder(config)
+    for token in tokens:
+        decoder.push(token)
+    starts = range(0, len(tokens) - page_size + 1, page_size)
+    return [[keys[s : s + page_size] for keys in decoder.keys] for s in starts]
