@@ -1,0 +1,71 @@
+"""The few shapes that an engine compiles, and what rounding up to them wastes."""
+
+import dataclasses
+
+# Measured on two CPU cores: a program's fixed part (most of it the sampler) and each layer.
+SECONDS_PER_PROGRAM = 2.0
+SECONDS_PER_LAYER = 0.15
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BucketPlan:
+    """Sizes that are compiled: rows of a prefill, and slots of a decode."""
+
+    prefill_rows: tuple[int, ...]
+    decode_slots: tuple[int, ...]
+    row_tokens: int
+    num_layers: int
+
+    @property
+    def num_programs(self) -> int:
+        """Every prefill and decode size, and four that are there once: see `programs.py`."""
+        return len(self.prefill_rows) + len(self.decode_slots) + 4
+
+    @property
+    def seconds(self) -> float:
+        """A rough estimate of the time that compiling takes."""
+        with_layers = len(self.prefill_rows) + len(self.decode_slots) + 1
+        return SECONDS_PER_PROGRAM * self.num_programs + (
+            SECONDS_PER_LAYER * self.num_layers * with_layers
+        )
+
+    @property
+    def padding(self) -> float:
+        """The share of decoded rows that is padding when every number of sequences is as likely."""
+        used = range(1, self.decode_slots[-1] + 1)
+        padded = sum(bucket_for(self.decode_slots, n) for n in used)
+        return 1 - sum(used) / padded
+
+    def describe(self) -> str:
+        """Return one line for people."""
+        return (
+            f"{self.num_programs} programs, about {self.seconds:.0f} s to compile on a CPU: "
+            f"prefill of {_list(self.prefill_rows)} rows of {self.row_tokens} tokens, decode of "
+            f"{_list(self.decode_slots)} sequences; padding about {self.padding:.0%} of decode"
+        )
+
+
+def make_buckets(
+    *, max_rows: int, max_running: int, row_tokens: int, num_layers: int
+) -> BucketPlan:
+    """Return the powers of two up to each maximum, and the maximum itself."""
+    return BucketPlan(
+        prefill_rows=_powers(max_rows),
+        decode_slots=_powers(max_running),
+        row_tokens=row_tokens,
+        num_layers=num_layers,
+    )
+
+
+def bucket_for(sizes: tuple[int, ...], count: int) -> int:
+    """Return the smallest size that holds `count`; the largest must."""
+    return next(size for size in sizes if size >= count)
+
+
+def _powers(largest: int) -> tuple[int, ...]:
+    sizes = [1 << i for i in range(largest.bit_length()) if 1 << i < largest]
+    return (*sizes, largest)
+
+
+def _list(sizes: tuple[int, ...]) -> str:
+    return ", ".join(str(size) for size in sizes)
