@@ -2,9 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Eviction(Protocol):
     """An order over the pages that nobody holds; every operation takes constant time."""
 
