@@ -45,7 +45,8 @@ class StreamEvent:
     """Tokens of one dispatch. `finish_reason` is "stop" or "length" with the last ones, else None.
 
     `top_ids` and `top_logprobs` have the most likely tokens of each place: as many as the
-    request's `logprobs` or `exec.top_logprobs`, whichever is more.
+    request's `logprobs` or `exec.top_logprobs`, whichever is more. `chosen_logprobs` has one value
+    for each of its `logprob_token_ids`.
     """
 
     token_ids: list[int]
@@ -53,6 +54,7 @@ class StreamEvent:
     sampled_logprobs: list[float]
     top_ids: list[list[int]]
     top_logprobs: list[list[float]]
+    chosen_logprobs: list[list[float]]
     finish_reason: str | None
 
 
@@ -67,7 +69,8 @@ def stream(
     """Yield the reply's tokens: the first one as soon as it is known, then up to `steps` at a time.
 
     Without `max_tokens` the reply may fill the model's context. Without a seed, sampling takes one
-    from the system. Stop strings are text and are left to whoever turns tokens into text.
+    from the system. Stop strings, `include_stop` and `skip_special_tokens` are about text and are
+    left to whoever turns tokens into text.
 
     Raises: InvalidInput, RequestTooLong, InvalidSampling; NonFiniteLogits while running.
     """
@@ -82,8 +85,8 @@ def stream(
     config = model.config
     prompt_ids = _flat(prompt_ids)
     room = _room(prompt_ids, sampling, config)
-    request = _prepared(sampling, model.tokenizer, room)
     num_top = max(exec.top_logprobs, sampling.logprobs or 0)
+    request = _prepared(sampling, model.tokenizer, room, num_top)
     exec = dataclasses.replace(exec, top_logprobs=num_top)
     return _run(model, prompt_ids, request, exec, steps, room)
 
@@ -108,7 +111,8 @@ def _run(
     room: int,
 ) -> Iterator[StreamEvent]:
     params, config = model.params, model.config
-    capacity = _bucket(len(prompt_ids) + min(room, FIRST_ROOM), SMALLEST_CAPACITY)
+    first_room = max(min(room, FIRST_ROOM), len(sampling.forced_token_ids))
+    capacity = _bucket(len(prompt_ids) + first_room, SMALLEST_CAPACITY)
     num_pages = -(-capacity // exec.page_size)
     cache = make_cache(params, config, num_pages=1 + num_pages, exec=exec)
     tables = (row_tables(1, num_pages),) * len(cache.groups)
@@ -116,8 +120,9 @@ def _run(
     state = _first_state(prompt_ids, sampling, tables, capacity, config)
     eos_ids = () if sampling.ignore_eos else config.eos_ids
     stop_ids = frozenset((*eos_ids, *sampling.stop_token_ids))
+    num_chosen = len(sampling.logprob_token_ids)
     output, state = start(config, logits, state, exec=exec)
-    event = _event(output, state, 0, stop_ids)
+    event = _event(output, state, 0, stop_ids, num_chosen)
     yield event
     count = 1
     while event.finish_reason is None:
@@ -125,7 +130,7 @@ def _run(
             capacity *= 2
             cache, state = _grown(cache, state, capacity)
         output, state, cache = decode(params, config, cache, state, steps=steps, exec=exec)
-        event = _event(output, state, count, stop_ids)
+        event = _event(output, state, count, stop_ids, num_chosen)
         count += len(event.token_ids)
         yield event
 
@@ -145,8 +150,16 @@ def _room(prompt_ids: Sequence[int], sampling: SamplingParams, config: ModelConf
     return config.max_context - len(prompt_ids) if wanted is None else wanted
 
 
-def _prepared(sampling: SamplingParams, tokenizer: Tokenizer | None, room: int) -> SamplingParams:
-    """Return the request with its length decided and its banned words as token ids."""
+def _prepared(
+    sampling: SamplingParams, tokenizer: Tokenizer | None, room: int, num_top: int
+) -> SamplingParams:
+    """Return the request with its lengths decided and its banned words as token ids."""
+    if sampling.echo or sampling.prompt_logprobs is not None:
+        raise InvalidSampling(
+            f"echo={sampling.echo}, prompt_logprobs={sampling.prompt_logprobs}",
+            why="a stream is the reply alone, without its prompt",
+            fix="leave them out; score gives the log-probabilities of a prompt",
+        )
     if sampling.n != 1:
         raise InvalidSampling(
             f"n={sampling.n}", why="a stream is one reply", fix="use generate(num_samples=n)"
@@ -163,6 +176,8 @@ def _prepared(sampling: SamplingParams, tokenizer: Tokenizer | None, room: int) 
         bad_words=(),
         bad_token_ids=(*sampling.bad_token_ids, *banned),
         max_tokens=room,
+        logprobs=num_top,
+        forced_token_ids=sampling.forced_token_ids[:room],
     )
 
 
@@ -213,6 +228,8 @@ def _first_state(
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
     history = np.zeros((1, capacity), np.int32)
     history[0, : len(prompt_ids)] = prompt_ids
+    forced = np.full((1, capacity), -1, np.int32)
+    forced[0, : len(sampling.forced_token_ids)] = sampling.forced_token_ids
     return init_state(
         jnp.asarray(history),
         jnp.asarray([len(prompt_ids)], jnp.int32),
@@ -220,6 +237,7 @@ def _first_state(
         sampling=sampling_arrays([sampling], vocab_size=config.vocab_size, eos_ids=config.eos_ids),
         block_tables=tables,
         room=0,
+        forced=jnp.asarray(forced) if sampling.forced_token_ids else None,
     )
 
 
@@ -238,7 +256,11 @@ def _grown(cache: KVCache, state: DecodeState, capacity: int) -> tuple[KVCache, 
 
 
 def _event(
-    output: StepOutput, state: DecodeState, num_before: int, stop_ids: frozenset[int]
+    output: StepOutput,
+    state: DecodeState,
+    num_before: int,
+    stop_ids: frozenset[int],
+    num_chosen: int,
 ) -> StreamEvent:
     """Read one dispatch of the only row, which had drawn `num_before` tokens before it."""
     raise_for_status(output.status)
@@ -256,5 +278,6 @@ def _event(
         sampled_logprobs=drawn.sampled_logprobs[:count].tolist(),
         top_ids=drawn.top_ids[:count].tolist(),
         top_logprobs=drawn.top_logprobs[:count].tolist(),
+        chosen_logprobs=drawn.chosen_logprobs[:count, :num_chosen].tolist(),
         finish_reason=reason,
     )

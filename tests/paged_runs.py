@@ -99,6 +99,7 @@ def first_state(
         history=jnp.asarray(padded(rows, HISTORY)),
         history_len=lengths,
         prompt_len=lengths,
+        forced_len=jnp.zeros_like(lengths),
     )
     return ij.DecodeState(
         tokens=jnp.array([row[-1] if len(row) else 0 for row in rows], jnp.int32),

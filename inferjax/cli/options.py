@@ -26,10 +26,16 @@ SAMPLING_HELP = {
     "ignore_eos": "go on after the model's end token",
     "seed": "random seed; the same seed gives the same answer",
     "logprobs": "report the log-probabilities of this many top tokens (with --json)",
+    "logprob_token_ids": "report the log-probabilities of these tokens (with --json)",
+    "forced_token_ids": "begin the answer with these tokens",
+    "include_stop": "keep the stop string that ends the answer",
+    "skip_special_tokens": "leave special tokens out of the text",
 }
 
 NOT_FLAGS = {
     "n": "the terminal shows one answer",
+    "echo": "the prompt is in the terminal already",
+    "prompt_logprobs": "the terminal shows the answer, not its prompt",
 }
 
 

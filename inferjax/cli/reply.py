@@ -30,6 +30,7 @@ class Reply:
     logprobs: list[float]
     top_ids: list[list[int]]
     top_logprobs: list[list[float]]
+    chosen_logprobs: list[list[float]]
     finish_reason: str
     stop: str | None
     timings: Timings
@@ -46,6 +47,7 @@ def collect(
     *,
     num_prompt_tokens: int,
     stops: Sequence[str] = (),
+    include_stop: bool = False,
     min_tokens: int = 0,
     emit: Callable[[str], object] = str,
     clock: Callable[[], float] = time.perf_counter,
@@ -55,7 +57,7 @@ def collect(
 
     A stop string that is complete within the first `min_tokens` tokens does not count.
     """
-    text = TextStream(detokenizer, stops=stops, min_tokens=min_tokens)
+    text = TextStream(detokenizer, stops=stops, min_tokens=min_tokens, include_stop=include_stop)
     marks = [clock()]
     kept: list[Any] = []
     counts: list[int] = []
@@ -81,6 +83,7 @@ def collect(
         logprobs=_joined(kept, "logprobs"),
         top_ids=_joined(kept, "top_ids"),
         top_logprobs=_joined(kept, "top_logprobs"),
+        chosen_logprobs=_joined(kept, "chosen_logprobs"),
         finish_reason=finish or "length",
         stop=text.stop,
         timings=_timings(marks, counts, num_prompt_tokens, len(token_ids), compile_seconds),

@@ -85,12 +85,14 @@ class Session:
         """Generate one reply, giving its text to `emit` piece by piece."""
         from inferjax.generation import stream
 
+        sampling, tokenizer = self.sampling, self.model.tokenizer
         return collect(
-            stream(self.model, prompt_ids, self.sampling, exec=self.exec),
-            self.model.tokenizer.detokenizer(),
+            stream(self.model, prompt_ids, sampling, exec=self.exec),
+            tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens),
             num_prompt_tokens=len(prompt_ids),
-            stops=self.sampling.stop,
-            min_tokens=self.sampling.min_tokens,
+            stops=sampling.stop,
+            include_stop=sampling.include_stop,
+            min_tokens=sampling.min_tokens,
             emit=emit,
             compile_seconds=self.compile_seconds,
         )

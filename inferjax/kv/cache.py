@@ -109,9 +109,24 @@ def write(
 
 def copy_pages(cache: KVCache, source: Int[Array, " N"], target: Int[Array, " N"]) -> KVCache:
     """Copy whole pages, in all groups and layers: what a shared, partly filled page needs."""
-    return KVCache(
-        groups=tuple(g.at[:, target].set(g[:, source], mode="drop") for g in cache.groups)
-    )
+    return KVCache(groups=tuple(_copied(pool, source, target) for pool in cache.groups))
+
+
+def copy_group_pages(
+    cache: KVCache, source: Int[Array, " N"], target: Int[Array, " N"], *, group: int
+) -> KVCache:
+    """Copy whole pages of one group; pairs whose target is the trash page or -1 are padding."""
+    pools = list(cache.groups)
+    pools[group] = _copied(pools[group], source, target)
+    return KVCache(groups=tuple(pools))
+
+
+def _copied(
+    pool: Float[Array, "L P K C S W"], source: Int[Array, " N"], target: Int[Array, " N"]
+) -> Float[Array, "L P K C S W"]:
+    nowhere = pool.shape[1]
+    target = jnp.where(target > TRASH_PAGE, target, nowhere)
+    return pool.at[:, target].set(pool.at[:, source].get(mode="clip"), mode="drop")
 
 
 def locate(

@@ -5,39 +5,27 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
 from inferjax.config import Exec, ModelConfig
-from inferjax.errors import InvalidSampling, ShapeError
 from inferjax.kv.cache import KVCache, copy_pages, page_size_of, row_tables
 from inferjax.params import Params
 from inferjax.pytree import pytree
 from inferjax.runtime.arguments import (
     as_lengths,
-    as_row_keys,
     as_tokens,
     check_context,
     check_count,
     check_ids,
     check_kinds,
-    is_concrete,
     longest,
 )
 from inferjax.runtime.inputs import DecodeState, StepInputs, init_state, input_status
 from inferjax.runtime.passes import last_rows, logits_of, make_cache, run_paged
+from inferjax.runtime.requests import forced_of, keys_of, sampling_of
 from inferjax.runtime.steps import any_bits, decode_loop, draw
-from inferjax.sampling import (
-    GREEDY_BELOW,
-    Sampled,
-    Sampling,
-    SamplingParams,
-    Status,
-    make_sampling,
-    sampling_arrays,
-    seed_keys,
-)
+from inferjax.sampling import Sampled, Sampling, SamplingParams, Status
 from inferjax.sharding import automatic, rows_like
 
 
@@ -47,8 +35,9 @@ class Generation:
 
     After a row's end tokens are the pad id and log-probabilities 0; `lengths` counts the stop id.
     `logprobs` are raw and equal to `score`; `sampled_logprobs` are under the distribution drawn
-    from. `top_ids` and `top_logprobs` have a last axis of `exec.top_logprobs`. `status` holds
-    `Status` bits, 0 for good rows.
+    from. `top_ids` and `top_logprobs` have a last axis of `exec.top_logprobs`, `chosen_logprobs`
+    one value for each of the sampling's `logprob_token_ids`, raw as well. `status` holds `Status`
+    bits, 0 for good rows.
     """
 
     tokens: Int[Array, "*rows T"]
@@ -58,6 +47,7 @@ class Generation:
     status: Int[Array, "*rows"]
     top_ids: Int[Array, "*rows T n"]
     top_logprobs: Float[Array, "*rows T n"]
+    chosen_logprobs: Float[Array, "*rows T Q"]
 
 
 def generate(
@@ -92,94 +82,21 @@ def generate(
         check_count("num_samples", num_samples, 1)
     check_context(longest(tokens, lengths) + max_new_tokens, config)
     batch = tokens.shape[0]
-    rows = _sampling_rows(sampling, batch, config, exec)
-    keys = _row_keys(key, sampling, batch)
+    rows = sampling_of(sampling, batch, config, exec)
+    forced = forced_of(sampling, batch, max_new_tokens)
+    keys = keys_of(key, sampling, batch)
     return _generate(
         params,
         tokens,
         lengths,
         keys,
         rows,
+        forced,
         config=config,
         max_new_tokens=max_new_tokens,
         num_samples=num_samples,
         exec=exec,
     )
-
-
-def _sampling_rows(sampling: Any, batch: int, config: ModelConfig, exec: Exec) -> Sampling:
-    if sampling is None:
-        return make_sampling(batch, temperature=0.0, eos_ids=config.eos_ids)
-    if isinstance(sampling, Sampling):
-        if sampling.temperature.shape != (batch,):
-            raise ShapeError(
-                f"sampling has {list(sampling.temperature.shape)} rows",
-                why=f"there are {batch} prompts; samples of one prompt share its row",
-                fix=f"make_sampling({batch}, ...)",
-            )
-        if sampling.eos_ids.shape[1] == 0:
-            eos_ids = jnp.broadcast_to(
-                jnp.asarray(config.eos_ids, jnp.int32), (batch, len(config.eos_ids))
-            )
-            sampling = dataclasses.replace(sampling, eos_ids=eos_ids)
-        return sampling
-    if not isinstance(sampling, SamplingParams):
-        raise InvalidSampling(
-            f"sampling is a {type(sampling).__name__}",
-            why="it must be a SamplingParams, a Sampling or None",
-            fix="SamplingParams.from_mapping builds one from a dict",
-        )
-    _check_request(sampling, exec)
-    eos_ids = config.eos_ids
-    return sampling_arrays([sampling] * batch, vocab_size=config.vocab_size, eos_ids=eos_ids)
-
-
-def _check_request(sampling: SamplingParams, exec: Exec) -> None:
-    """Refuse the fields of a request that a function of arrays cannot honour."""
-    if sampling.stop or sampling.bad_words:
-        raise InvalidSampling(
-            "stop strings and bad words are text",
-            why="generate sees token ids only",
-            fix="use stop_token_ids and bad_token_ids, or the command line, which tokenizes them",
-        )
-    if sampling.n != 1:
-        raise InvalidSampling(
-            f"n={sampling.n} in the sampling of generate",
-            why="the number of samples is a shape",
-            fix=f"pass num_samples={sampling.n}",
-        )
-    if (sampling.logprobs or 0) > exec.top_logprobs:
-        raise InvalidSampling(
-            f"logprobs={sampling.logprobs} in the sampling of generate",
-            why="how many are reported is a shape",
-            fix=f"pass exec=Exec(top_logprobs={sampling.logprobs})",
-        )
-
-
-def _row_keys(key: Any, sampling: Sampling | SamplingParams | None, batch: int) -> Array:
-    """Return one key per prompt; a seed gives every row the key of a request of its own."""
-    seed = sampling.seed if isinstance(sampling, SamplingParams) else None
-    if key is not None and seed is not None:
-        raise InvalidSampling(
-            f"both key and seed={seed}", why="one of them would be ignored", fix="leave one out"
-        )
-    if seed is not None:
-        return seed_keys([seed] * batch)
-    if key is None and not _is_greedy(sampling):
-        raise InvalidSampling(
-            "sampling without a key",
-            why="drawing tokens needs randomness, and there is no hidden state to take it from",
-            fix="pass key=jax.random.key(seed), or temperature=0",
-        )
-    return as_row_keys(jax.random.key(0) if key is None else key, batch)
-
-
-def _is_greedy(sampling: Sampling | SamplingParams | None) -> bool:
-    """Return whether no row can need randomness; traced temperatures might."""
-    if isinstance(sampling, Sampling):
-        known = is_concrete(sampling.temperature)
-        return known and bool(np.all(np.asarray(sampling.temperature) < GREEDY_BELOW))
-    return sampling is None or sampling.temperature < GREEDY_BELOW
 
 
 @jax.jit(static_argnames=("config", "max_new_tokens", "num_samples", "exec"))
@@ -190,6 +107,7 @@ def _generate(
     lengths: Int[Array, " B"],
     keys: Array,
     sampling: Sampling,
+    forced: Int[Array, "B F"],
     *,
     config: ModelConfig,
     max_new_tokens: int,
@@ -197,7 +115,7 @@ def _generate(
     exec: Exec,
 ) -> Generation:
     copies = num_samples or 1
-    cache, prompt_table = _prompt_cache(
+    cache, prompt_table = prompt_cache(
         params, config, tokens.shape, num_samples, max_new_tokens, exec
     )
     inputs = StepInputs(
@@ -212,11 +130,11 @@ def _generate(
     logits = logits_of(params, config, hidden, exec)
     table = prompt_table
     if num_samples is not None:
-        cache, table = _share_pages(cache, prompt_table, lengths, num_samples, max_new_tokens)
+        cache, table = share_pages(cache, prompt_table, lengths, num_samples, max_new_tokens)
     limit = jnp.minimum(sampling.max_tokens, jnp.int32(max_new_tokens))
     sampling = dataclasses.replace(sampling, max_tokens=limit)
-    rows = (tokens, lengths, keys, sampling, status, logits)
-    tokens, lengths, keys, sampling, status, logits = jax.tree.map(
+    rows = (tokens, lengths, keys, sampling, forced, status, logits)
+    tokens, lengths, keys, sampling, forced, status, logits = jax.tree.map(
         lambda x: jnp.repeat(x, copies, axis=0), rows
     )
     state = init_state(
@@ -227,6 +145,7 @@ def _generate(
         block_tables=(table,) * len(cache.groups),
         room=max_new_tokens,
         sample_index=jnp.arange(lengths.shape[0], dtype=jnp.int32) % copies,
+        forced=forced,
     )
     state = dataclasses.replace(state, done=state.done | (status != 0))
     first, state = draw(logits, config, state, exec)
@@ -264,7 +183,7 @@ def prefill_chunks(
     return lax.fori_loop(0, num_chunks, step, (start, cache))
 
 
-def _prompt_cache(
+def prompt_cache(
     params: Params,
     config: ModelConfig,
     shape: tuple[int, ...],
@@ -286,7 +205,7 @@ def _own_pages(max_new_tokens: int, page_size: int) -> int:
     return -(-(max_new_tokens + page_size - 1) // page_size)
 
 
-def _share_pages(
+def share_pages(
     cache: KVCache,
     prompt_table: Int[Array, "B M"],
     lengths: Int[Array, " B"],
@@ -325,6 +244,7 @@ def _result(
         status=any_bits(drawn.status) | status,
         top_ids=drawn.top_ids,
         top_logprobs=drawn.top_logprobs,
+        chosen_logprobs=drawn.chosen_logprobs,
     )
     if num_samples is None:
         return result

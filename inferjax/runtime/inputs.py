@@ -82,19 +82,23 @@ def init_state(
     block_tables: Sequence[Int[Array, "B M"]],
     room: int,
     sample_index: Int[Array, " B"] | None = None,
+    forced: Int[Array, "B F"] | None = None,
 ) -> DecodeState:
     """Return the state of rows whose prompts are cached and whose first token is still to be drawn.
 
-    `room` is how many tokens the history has place for beyond `prompts`. A row whose `max_tokens`
-    is 0 is done.
+    `room` is how many tokens the history has place for beyond `prompts`. `forced` are the tokens
+    that each row's output must begin with, padded with -1; what has no place is left out. A row
+    whose `max_tokens` is 0 is done.
     """
+    history, forced_len = _with_forced(jnp.pad(prompts, ((0, 0), (0, room))), lengths, forced)
     sample = SampleState(
         key=keys,
         sample_index=jnp.zeros_like(lengths) if sample_index is None else sample_index,
         position=lengths,
-        history=jnp.pad(prompts, ((0, 0), (0, room))),
+        history=history,
         history_len=lengths,
         prompt_len=lengths,
+        forced_len=forced_len,
     )
     return DecodeState(
         tokens=jnp.zeros_like(lengths),
@@ -103,6 +107,19 @@ def init_state(
         sampling=sampling,
         block_tables=tuple(block_tables),
     )
+
+
+def _with_forced(
+    history: Int[Array, "B C"], lengths: Int[Array, " B"], forced: Int[Array, "B F"] | None
+) -> tuple[Int[Array, "B C"], Int[Array, " B"]]:
+    """Write forced ids behind each row's prompt; return the history and where they end."""
+    if forced is None:
+        return history, jnp.zeros_like(lengths)
+    rows = jnp.arange(forced.shape[0], dtype=jnp.int32)[:, None]
+    place = lengths[:, None] + jnp.arange(forced.shape[1], dtype=jnp.int32)[None]
+    place = jnp.where(forced >= 0, place, history.shape[1])
+    count = jnp.sum(forced >= 0, axis=1, dtype=jnp.int32)
+    return history.at[rows, place].set(forced, mode="drop"), lengths + count
 
 
 def positions_of(inputs: StepInputs) -> Int[Array, "B T"]:

@@ -12,7 +12,9 @@ from inferjax.models.decoder import Taps, run_layers, unembed
 from inferjax.params import Params
 from inferjax.runtime.inputs import StepInputs, positions_of
 from inferjax.runtime.tiles import map_tiles
-from inferjax.sampling import Sampled, SampleState, Sampling, sample, token_logprobs
+from inferjax.sampling import Sampled, SampleState, Sampling, sample
+from inferjax.sampling.chain import raw_logprobs
+from inferjax.sampling.logprobs import log_normalizer, pick_values
 
 
 def make_cache(params: Params, config: ModelConfig, *, num_pages: int, exec: Exec) -> KVCache:
@@ -61,10 +63,14 @@ def logprobs_of(
     logits: Float[Array, "R V"], tokens: Int[Array, " R"], exec: Exec
 ) -> Float[Array, " R"]:
     """Return raw log-probabilities of `tokens`: the one value that scoring and sampling report."""
+    return pick_values(logits, tokens) - normalizer_of(logits, exec)
+
+
+def normalizer_of(logits: Float[Array, "R V"], exec: Exec) -> Float[Array, " R"]:
+    """Return what log-probabilities are short of their logits, in independent rows."""
     if not exec.exact:
-        return token_logprobs(logits, tokens)
-    rows = (logits, tokens)
-    return map_tiles(lambda _, rows: (None, token_logprobs(*rows)), None, rows, exec.tile)[1]
+        return log_normalizer(logits)
+    return map_tiles(lambda _, rows: (None, log_normalizer(rows)), None, logits, exec.tile)[1]
 
 
 def sample_rows(
@@ -79,7 +85,9 @@ def sample_rows(
     if not exec.exact:
         return draw(None, rows)[1]
     drawn = map_tiles(draw, None, rows, exec.tile)[1]
-    return dataclasses.replace(drawn, logprobs=logprobs_of(logits, drawn.tokens, exec))
+    ids = (drawn.tokens, drawn.top_ids, sampling.logprob_ids)
+    values = raw_logprobs(logits, normalizer_of(logits, exec), *ids)
+    return dataclasses.replace(drawn, **values)
 
 
 def last_rows(hidden: Float[Array, "B T D"], lengths: Int[Array, " B"]) -> Float[Array, "B D"]:

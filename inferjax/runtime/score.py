@@ -1,5 +1,6 @@
 """Functions of whole sequences: logits, log-probabilities, activations."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -129,21 +130,31 @@ def next_logprobs(
 ) -> Float[Array, "B N"]:
     """Return the log-probability of tokens[:, 1:], a chunk of rows at a time."""
     batch, width, dim = hidden.shape
-    rows = hidden[:, :-1].reshape(-1, dim)
-    targets = tokens[:, 1:].reshape(-1)
-    chunk = min(exec.score_chunk * batch, max(rows.shape[0], 1))
-    num_chunks = -(-rows.shape[0] // chunk)
-    pad = num_chunks * chunk - rows.shape[0]
-    rows = jnp.pad(rows, ((0, pad), (0, 0))).reshape(num_chunks, chunk, dim)
-    targets = jnp.pad(targets, (0, pad)).reshape(num_chunks, chunk)
 
     def one(args: tuple[Array, Array]) -> Array:
         logits = logits_of(params, config, args[0], exec)
         return logprobs_of(logits, args[1], exec)
 
     step = one if exec.exact else jax.checkpoint(one)
-    values = lax.map(step, (rows, targets)).reshape(-1)
-    return values[: batch * (width - 1)].reshape(batch, width - 1)
+    rows = (hidden[:, :-1].reshape(-1, dim), tokens[:, 1:].reshape(-1))
+    return map_chunks(step, rows, exec.score_chunk * batch).reshape(batch, width - 1)
+
+
+def map_chunks(function: Callable[[Any], Any], rows: Any, chunk: int) -> Any:
+    """Apply a function of rows to `chunk` of them at a time; what it makes for a chunk is freed.
+
+    `rows` is a pytree of arrays with a common leading axis, padded with zeros to whole chunks.
+    """
+    num_rows = jax.tree.leaves(rows)[0].shape[0]
+    chunk = min(chunk, max(num_rows, 1))
+    num_chunks = -(-num_rows // chunk)
+
+    def split(x: Array) -> Array:
+        padding = [(0, num_chunks * chunk - num_rows)] + [(0, 0)] * (x.ndim - 1)
+        return jnp.pad(x, padding).reshape(num_chunks, chunk, *x.shape[1:])
+
+    values = lax.map(function, jax.tree.map(split, rows))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_rows], values)
 
 
 def _hidden(

@@ -119,6 +119,20 @@ def _extend(
     taps: tuple[str, ...],
     exec: Exec,
 ) -> tuple[StepOutput, KVCache]:
+    return extend_rows(params, config, cache, inputs, outputs=outputs, taps=taps, exec=exec)
+
+
+def extend_rows(
+    params: Params,
+    config: ModelConfig,
+    cache: KVCache,
+    inputs: StepInputs,
+    *,
+    outputs: Outputs,
+    taps: tuple[str, ...],
+    exec: Exec,
+) -> tuple[StepOutput, KVCache]:
+    """Do what `extend` does, inside a program."""
     status = input_status(inputs, cache, config)
     hidden, cache, seen = run_paged(params, config, cache, inputs, exec, taps)
     live = inputs.lengths > 0
@@ -178,8 +192,11 @@ def decode_loop(
     state: DecodeState,
     steps: int,
     exec: Exec,
+    limit: Int[Array, ""] | None = None,
 ) -> tuple[Sampled, DecodeState, KVCache]:
     """Run decode steps until all rows are done, at most `steps`; outputs are [B, steps].
+
+    `limit` is the same bound as a value that may change without a new program.
 
     A `while_loop` whose predicate no `vmap` can batch, instead of a scan with a cond inside: the
     cache never passes through a branch, and the steps that are not needed do not run.
@@ -187,9 +204,10 @@ def decode_loop(
     outputs = _empty_outputs(state, steps, config, exec)
     if steps == 0:
         return outputs, state, cache
+    most = steps if limit is None else jnp.minimum(limit, steps)
 
     def more(carry: tuple[Array, Any, DecodeState, KVCache]) -> Array:
-        return (carry[0] < steps) & any_row(~carry[2].done)
+        return (carry[0] < most) & any_row(~carry[2].done)
 
     def step(carry: tuple[Array, Any, DecodeState, KVCache]):
         i, outputs, state, cache = carry
@@ -268,18 +286,21 @@ def _hide_dead(drawn: Sampled, live: Array, config: ModelConfig) -> Sampled:
         sampled_logprobs=jnp.where(live, drawn.sampled_logprobs, 0.0),
         top_ids=jnp.where(live[:, None], drawn.top_ids, pad_id(config)),
         top_logprobs=jnp.where(live[:, None], drawn.top_logprobs, 0.0),
+        chosen_logprobs=jnp.where(live[:, None], drawn.chosen_logprobs, 0.0),
         status=jnp.where(live, drawn.status, 0),
     )
 
 
 def _empty_outputs(state: DecodeState, steps: int, config: ModelConfig, exec: Exec) -> Sampled:
     batch, top = state.tokens.shape[0], exec.top_logprobs
+    num_chosen = state.sampling.logprob_ids.shape[1]
     return Sampled(
         tokens=jnp.full((batch, steps), pad_id(config), jnp.int32),
         logprobs=jnp.zeros((batch, steps), jnp.float32),
         sampled_logprobs=jnp.zeros((batch, steps), jnp.float32),
         top_ids=jnp.full((batch, steps, top), pad_id(config), jnp.int32),
         top_logprobs=jnp.zeros((batch, steps, top), jnp.float32),
+        chosen_logprobs=jnp.zeros((batch, steps, num_chosen), jnp.float32),
         status=jnp.zeros((batch, steps), jnp.int32),
     )
 

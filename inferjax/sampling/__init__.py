@@ -12,9 +12,11 @@ from inferjax.sampling.arrays import (
     stopped,
 )
 from inferjax.sampling.chain import processed_logits, sample
-from inferjax.sampling.logprobs import token_logprobs, top_token_logprobs
-from inferjax.sampling.params import SamplingParams, sampling_arrays, seed_keys
+from inferjax.sampling.logprobs import token_logprobs
+from inferjax.sampling.params import SamplingParams
+from inferjax.sampling.rows import sampling_arrays, sampling_rows, seed_keys
 from inferjax.sampling.status import Status
+from inferjax.sampling.widths import Widths, check_request, check_widths
 
 __all__ = [
     "GREEDY_BELOW",
@@ -24,14 +26,17 @@ __all__ = [
     "Sampling",
     "SamplingParams",
     "Status",
+    "Widths",
+    "check_request",
+    "check_widths",
     "greedy_rows",
     "make_sampling",
     "make_state",
     "processed_logits",
     "sample",
     "sampling_arrays",
+    "sampling_rows",
     "seed_keys",
     "stopped",
     "token_logprobs",
-    "top_token_logprobs",
 ]

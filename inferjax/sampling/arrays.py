@@ -26,7 +26,9 @@ class Sampling:
     A temperature below 1e-5 is greedy and switches the filters off. `top_k <= 0` is off. `eos_ids`
     are the model's, `stop_ids` the request's. A row of `allowed_ids` with no id is unrestricted.
     The last token of each `bad_words` sequence (padded on the left) is banned where the others end
-    the row's context. A set bit of `token_mask`, 32 ids a word from the lowest bit, allows the id.
+    the row's context. `num_top` is how many of the most likely tokens the row reports, of the
+    static number that `sample` is asked for; `logprob_ids` are ids whose log-probabilities it
+    reports. A set bit of `token_mask`, 32 ids a word from the lowest bit, allows the id.
     """
 
     temperature: Float[Array, " B"]
@@ -45,6 +47,8 @@ class Sampling:
     bias: Float[Array, "B J"]
     allowed_ids: Int[Array, "B A"]
     bad_words: Int[Array, "B W Lw"]
+    num_top: Int[Array, " B"]
+    logprob_ids: Int[Array, "B Q"]
     token_mask: UInt32[Array, "B M"] | None = None
 
 
@@ -54,7 +58,8 @@ class SampleState:
 
     `position` is the sequence position of the token about to be drawn. `history` holds prompt and
     output ids; entries from `history_len` on are ignored. Its length may be 0 where no row uses
-    penalties or sequences of bad words.
+    penalties or sequences of bad words. Up to `forced_len` the ids in `history` are prescribed:
+    where `history_len` is below it, the token at that place is taken instead of a drawn one.
     """
 
     key: Key[Array, " B"]
@@ -63,16 +68,19 @@ class SampleState:
     history: Int[Array, "B C"]
     history_len: Int[Array, " B"]
     prompt_len: Int[Array, " B"]
+    forced_len: Int[Array, " B"]
 
 
 @pytree
 class Sampled:
     """One token per row.
 
-    `logprobs` and `top_logprobs` are raw: log-softmax of the untouched float32 logits, as scoring
-    gives. `sampled_logprobs` are under the distribution the token was drawn from; 0.0 for greedy
-    rows, whose distribution is all on one token. `status` holds `Status` bits; a row with a bit set
-    still has a token inside the vocabulary.
+    `logprobs`, `top_logprobs` and `chosen_logprobs` are raw: log-softmax of the untouched float32
+    logits, as scoring gives. `sampled_logprobs` are under the distribution the token was drawn
+    from; 0.0 for greedy rows, whose distribution is all on one token, and -inf for a forced token
+    that could not have been drawn. Beyond the row's `num_top` the top ids are -1; the value of such
+    an id is 0. `status` holds `Status` bits; a row with a bit set still has a token
+    inside the vocabulary.
     """
 
     tokens: Int[Array, " B"]
@@ -80,6 +88,7 @@ class Sampled:
     sampled_logprobs: Float[Array, " B"]
     top_ids: Int[Array, "B n"]
     top_logprobs: Float[Array, "B n"]
+    chosen_logprobs: Float[Array, "B Q"]
     status: Int[Array, " B"]
 
 
@@ -105,6 +114,8 @@ def make_sampling(
     bias: Values = (),
     allowed_ids: Values = (),
     bad_words: Values = (),
+    num_top: Values = NO_LIMIT,
+    logprob_ids: Values = (),
     token_mask: Array | None = None,
 ) -> Sampling:
     """Build `Sampling` from scalars, arrays or tracers, spread over `batch` rows with fixed dtypes.
@@ -131,6 +142,8 @@ def make_sampling(
         bias=_rows(bias, batch, f32, 2),
         allowed_ids=_rows(allowed_ids, batch, i32, 2),
         bad_words=_rows(words if words.size else words.reshape(0, 1), batch, i32, 3),
+        num_top=_rows(num_top, batch, i32, 1),
+        logprob_ids=_rows(logprob_ids, batch, i32, 2),
         token_mask=token_mask,
     )
 
@@ -143,6 +156,7 @@ def make_state(
     history: Array | None = None,
     history_len: Values = 0,
     prompt_len: Values = 0,
+    forced_len: Values = 0,
 ) -> SampleState:
     """Build `SampleState` from `[B]` keys; the other values are spread over the rows."""
     batch, i32 = key.shape[0], jnp.int32
@@ -153,12 +167,23 @@ def make_state(
         history=jnp.zeros((batch, 0), i32) if history is None else history,
         history_len=_rows(history_len, batch, i32, 1),
         prompt_len=_rows(prompt_len, batch, i32, 1),
+        forced_len=_rows(forced_len, batch, i32, 1),
     )
 
 
 def greedy_rows(sampling: Sampling) -> BoolArray[Array, " B"]:
     """Return which rows take the most likely token."""
     return sampling.temperature < GREEDY_BELOW
+
+
+def forced_tokens(state: SampleState) -> Int[Array, " B"]:
+    """Return the token that is prescribed for each row, -1 where one is to be drawn."""
+    length = state.history.shape[1]
+    if length == 0:
+        return jnp.full(state.history_len.shape, -1, jnp.int32)
+    rows = jnp.arange(state.history.shape[0], dtype=jnp.int32)
+    token = state.history[rows, jnp.minimum(state.history_len, length - 1)]
+    return jnp.where(state.history_len < jnp.minimum(state.forced_len, length), token, -1)
 
 
 def num_generated(state: SampleState) -> Int[Array, " B"]:

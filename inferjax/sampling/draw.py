@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from inferjax.sampling.arrays import SampleState, Sampling
 from inferjax.sampling.blocks import block_max, invert_cdf
-from inferjax.sampling.logprobs import pick_logits
+from inferjax.sampling.logprobs import pick_values
 from pallas_kernels.unbatched import any_row
 
 
@@ -16,16 +16,19 @@ def draw_plain(
     sampling: Sampling,
     uniform: Float[Array, " B"],
     rows: Bool[Array, " B"],
+    forced: Int[Array, " B"],
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """Draw from softmax(logits / temperature) in id order, if any of `rows` wants it.
 
-    Returns tokens and their log-probabilities, meaningless outside `rows`.
+    Returns tokens and their log-probabilities, meaningless outside `rows`; a `forced` id, unless it
+    is -1, is taken as if it had been drawn.
     """
 
     def draw(values: Array) -> tuple[Array, Array]:
         scaled = scale(values, block_max(values), sampling.temperature)
         tokens, total = invert_cdf(jnp.exp(scaled), uniform)
-        return tokens, pick_logits(scaled, tokens) - jnp.log(total)
+        tokens = jnp.where(forced >= 0, forced, tokens)
+        return tokens, pick_values(scaled, tokens) - jnp.log(total)
 
     return lax.cond(any_row(rows), draw, no_draw, logits)
 

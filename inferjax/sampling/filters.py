@@ -23,23 +23,25 @@ def draw_filtered(
     uniform: Float[Array, " B"],
     rows: Bool[Array, " B"],
     candidates: int,
+    forced: Int[Array, " B"],
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """Draw from the filtered distribution, if any of `rows` wants it.
 
     A row whose kept prefix may be longer than `candidates` is drawn from the whole row instead.
-    Returns tokens and their log-probabilities, meaningless outside `rows`.
+    Returns tokens and their log-probabilities, meaningless outside `rows`; a `forced` id, unless it
+    is -1, is taken as if it had been drawn.
     """
 
     def draw(values: Array) -> tuple[Array, Array]:
         count = min(candidates, values.shape[1])
-        tokens, logprobs, complete = _draw_sorted(values, sampling, uniform, count)
+        tokens, logprobs, complete = _draw_sorted(values, sampling, uniform, count, forced)
         unsure = rows & ~complete
         whole_tokens, whole_logprobs = lax.cond(any_row(unsure), draw_whole, no_draw, values)
         tokens = jnp.where(unsure, whole_tokens, tokens)
         return tokens, jnp.where(unsure, whole_logprobs, logprobs)
 
     def draw_whole(values: Array) -> tuple[Array, Array]:
-        return draw_by_threshold(values, sampling, uniform)
+        return draw_by_threshold(values, sampling, uniform, forced)
 
     return lax.cond(any_row(rows), draw, no_draw, logits)
 
@@ -51,7 +53,11 @@ def filtered_rows(sampling: Sampling, vocab_size: int) -> Bool[Array, " B"]:
 
 
 def _draw_sorted(
-    logits: Float[Array, "B V"], sampling: Sampling, uniform: Float[Array, " B"], count: int
+    logits: Float[Array, "B V"],
+    sampling: Sampling,
+    uniform: Float[Array, " B"],
+    count: int,
+    forced: Int[Array, " B"],
 ) -> tuple[Int[Array, " B"], Float[Array, " B"], Bool[Array, " B"]]:
     """Draw among the `count` largest; also return whether the kept prefix is known to end there."""
     values, ids = largest(logits, count)
@@ -62,11 +68,11 @@ def _draw_sorted(
     mass = jnp.max(jnp.where(kept, running, 0.0), axis=1)
     index = first_above(running, uniform * mass, kept)[:, None]
     chosen = jnp.take_along_axis(weights, index, axis=1)[:, 0]
-    return (
-        jnp.take_along_axis(ids, index, axis=1)[:, 0],
-        jnp.log(chosen) - jnp.log(mass),
-        complete,
-    )
+    tokens = jnp.take_along_axis(ids, index, axis=1)[:, 0]
+    found = jnp.max(jnp.where(kept & (ids == forced[:, None]), weights, 0.0), axis=1)
+    tokens = jnp.where(forced >= 0, forced, tokens)
+    chosen = jnp.where(forced >= 0, found, chosen)
+    return tokens, jnp.log(chosen) - jnp.log(mass), complete
 
 
 def _keep_prefix(

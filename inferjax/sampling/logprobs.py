@@ -2,9 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from inferjax.sampling.blocks import block_max, block_sum, largest
+from pallas_kernels.unbatched import any_row
 
 
 def token_logprobs(
@@ -15,18 +17,30 @@ def token_logprobs(
     Ids from `vocab_size` on are padding and take no probability.
     """
     hidden = hide_padding(logits.astype(jnp.float32), vocab_size)
-    return pick_logits(hidden, tokens) - log_normalizer(hidden)
+    return pick_values(hidden, tokens) - log_normalizer(hidden)
 
 
-def top_token_logprobs(
-    logits: Float[Array, "B V"], count: int
-) -> tuple[Int[Array, "B n"], Float[Array, "B n"]]:
-    """Return the `count` most likely ids, the lower first in ties, and their log-probabilities."""
+def top_tokens(
+    logits: Float[Array, "B V"], count: int, wanted: Int[Array, " B"]
+) -> Int[Array, "B n"]:
+    """Return each row's `wanted` most likely ids, the lower first in ties, then -1, `count` in all.
+
+    Nothing is searched where no row wants any.
+    """
+    nothing = jnp.full((logits.shape[0], count), -1, jnp.int32)
     if count == 0:
-        rows = logits.shape[0]
-        return jnp.zeros((rows, 0), jnp.int32), jnp.zeros((rows, 0), jnp.float32)
-    values, ids = largest(logits, count)
-    return ids, values - log_normalizer(logits)[:, None]
+        return nothing
+    found = lax.cond(any_row(wanted > 0), lambda x: largest(x, count)[1], lambda _: nothing, logits)
+    return jnp.where(jnp.arange(count, dtype=jnp.int32)[None] < wanted[:, None], found, -1)
+
+
+def ids_logprobs(
+    logits: Float[Array, "B V"], ids: Int[Array, "B n"], normalizer: Float[Array, " B"]
+) -> Float[Array, "B n"]:
+    """Return the log-probabilities of several ids a row, 0 for what is no id."""
+    values = jnp.take_along_axis(logits, ids, axis=1, mode="clip")
+    inside = (ids >= 0) & (ids < logits.shape[1])
+    return jnp.where(inside, values - normalizer[:, None], 0.0)
 
 
 def log_normalizer(logits: Float[Array, "*lead V"]) -> Float[Array, " *lead"]:
@@ -36,11 +50,9 @@ def log_normalizer(logits: Float[Array, "*lead V"]) -> Float[Array, " *lead"]:
     return shift + jnp.log(block_sum(jnp.exp(logits - shift[..., None])))
 
 
-def pick_logits(
-    logits: Float[Array, "*lead V"], tokens: Int[Array, " *lead"]
-) -> Float[Array, " *lead"]:
-    """Return each row's value at its token."""
-    return jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+def pick_values(values: Array, tokens: Int[Array, " *lead"]) -> Array:
+    """Return each row's value, of [..., V], at its token."""
+    return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
 
 
 def hide_padding(

@@ -1,19 +1,16 @@
-"""The request as a user writes it: checked values, strings, and how many become arrays."""
+"""The request as a user writes it: values, ids and strings, checked one by one."""
 
 import dataclasses
 import difflib
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, ClassVar, NoReturn
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
 
 from inferjax.errors import InvalidSampling
-from inferjax.sampling.arrays import GREEDY_BELOW, NO_LIMIT, Sampling
+from inferjax.sampling.arrays import GREEDY_BELOW, NO_LIMIT
 
 type Check = Callable[[str, Any], Any]
 
@@ -26,7 +23,10 @@ class SamplingParams:
     logit. allowed_token_ids: None allows all. bad_token_ids: ids or sequences of ids; bad_words:
     the same as text, for whoever has a tokenizer. max_tokens: None means as many as fit. seed: None
     lets the engine choose. logprobs: how many of the most likely tokens to report, 0 for the chosen
-    one alone.
+    one alone; prompt_logprobs: the same at every place of the prompt. logprob_token_ids: tokens
+    whose log-probabilities to report at every place. forced_token_ids: what the output begins with,
+    whatever would have been drawn. echo: the text begins with the prompt. include_stop: the stop
+    string that ends the text stays in it.
 
     Raises: InvalidSampling.
     """
@@ -53,6 +53,12 @@ class SamplingParams:
     seed: int | None = None
     n: int = 1
     logprobs: int | None = None
+    logprob_token_ids: Sequence[int] = ()
+    prompt_logprobs: int | None = None
+    forced_token_ids: Sequence[int] = ()
+    echo: bool = False
+    include_stop: bool = False
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         """Check every field and store it in its plain form."""
@@ -91,57 +97,6 @@ class SamplingParams:
         if isinstance(bias, Mapping):
             values["logit_bias"] = {_json_id(key): value for key, value in bias.items()}
         return cls(**values)
-
-
-def sampling_arrays(
-    params: Sequence[SamplingParams], *, vocab_size: int, eos_ids: Sequence[int] = ()
-) -> Sampling:
-    """Turn requests into arrays, one row each.
-
-    Lists are padded with -1 to the longest, rounded up to a power of two so that few shapes exist.
-    `bad_words`, being text, must have become `bad_token_ids`; `stop`, `seed`, `n` and `logprobs`
-    are for the caller.
-
-    Raises: InvalidSampling, for ids outside the vocabulary and for `bad_words`.
-    """
-    for row in params:
-        _check_vocabulary(row, vocab_size)
-    for token in eos_ids:
-        _check_id("eos_ids", token, vocab_size)
-
-    def column(name: str, dtype: type) -> Array:
-        return jnp.asarray(np.array([getattr(row, name) for row in params], dtype))
-
-    biases = [_pairs(row) for row in params]
-    limits = [NO_LIMIT if row.max_tokens is None else row.max_tokens for row in params]
-    return Sampling(
-        temperature=column("temperature", np.float32),
-        top_k=column("top_k", np.int32),
-        top_p=column("top_p", np.float32),
-        min_p=column("min_p", np.float32),
-        repetition_penalty=column("repetition_penalty", np.float32),
-        presence_penalty=column("presence_penalty", np.float32),
-        frequency_penalty=column("frequency_penalty", np.float32),
-        min_tokens=column("min_tokens", np.int32),
-        max_tokens=jnp.asarray(np.array(limits, np.int32)),
-        ignore_eos=column("ignore_eos", np.bool_),
-        eos_ids=jnp.asarray(np.tile(np.array(eos_ids, np.int32), (len(params), 1))),
-        stop_ids=_padded([row.stop_token_ids for row in params], np.int32, -1),
-        bias_ids=_padded([[token for token, _ in row] for row in biases], np.int32, -1),
-        bias=_padded([[value for _, value in row] for row in biases], np.float32, 0),
-        allowed_ids=_padded([row.allowed_token_ids or () for row in params], np.int32, -1),
-        bad_words=_padded_words([row.bad_token_ids for row in params]),
-    )
-
-
-def seed_keys(seeds: Sequence[int]) -> Key[Array, " B"]:
-    """Return one key per seed: `jax.random.key(seed)`, but keeping the bits from 2**32 up."""
-    words = np.array([[seed >> 32, seed & 0xFFFFFFFF] for seed in seeds], np.uint32)
-    return jax.random.wrap_key_data(jnp.asarray(words.reshape(-1, 2)), impl="threefry2x32")
-
-
-def _pairs(row: SamplingParams) -> tuple[tuple[int, float], ...]:
-    return cast(tuple[tuple[int, float], ...], row.logit_bias)
 
 
 def _refuse(name: str, value: object, allowed: str) -> NoReturn:
@@ -272,57 +227,10 @@ _CHECKS: dict[str, Check] = {
     "seed": _integer(0, 2**64 - 1, optional=True),
     "n": _integer(1, 16384),
     "logprobs": _integer(0, NO_LIMIT, optional=True),
+    "logprob_token_ids": _ids,
+    "prompt_logprobs": _integer(0, NO_LIMIT, optional=True),
+    "forced_token_ids": _ids,
+    "echo": _flag,
+    "include_stop": _flag,
+    "skip_special_tokens": _flag,
 }
-
-
-def _check_vocabulary(row: SamplingParams, vocab_size: int) -> None:
-    if row.bad_words:
-        raise InvalidSampling(
-            f"bad_words {row.bad_words!r} are still text",
-            why="arrays hold token ids",
-            fix="encode them into bad_token_ids first",
-            field="bad_words",
-        )
-    named = {
-        "logit_bias": [token for token, _ in _pairs(row)],
-        "allowed_token_ids": row.allowed_token_ids or (),
-        "stop_token_ids": row.stop_token_ids,
-        "bad_token_ids": [token for word in row.bad_token_ids for token in np.ravel(word)],
-    }
-    for name, ids in named.items():
-        for token in ids:
-            _check_id(name, int(token), vocab_size)
-
-
-def _check_id(name: str, token: int, vocab_size: int) -> None:
-    if not 0 <= token < vocab_size:
-        raise InvalidSampling(
-            f"{name} contains token id {token}",
-            why=f"the vocabulary has {vocab_size} ids, 0 to {vocab_size - 1}",
-            fix="use ids of this model's tokenizer",
-            field=name,
-            token=token,
-            vocab_size=vocab_size,
-        )
-
-
-def _width(length: int) -> int:
-    return 1 << (length - 1).bit_length() if length else 0
-
-
-def _padded(rows: Sequence[Sequence[Any]], dtype: type, fill: int) -> Array:
-    width = _width(max((len(row) for row in rows), default=0))
-    padded = np.full((len(rows), width), fill, dtype)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = row
-    return jnp.asarray(padded)
-
-
-def _padded_words(rows: Sequence[Sequence[Any]]) -> Array:
-    count = _width(max((len(words) for words in rows), default=0))
-    longest = max((len(word) for words in rows for word in words), default=1)
-    padded = np.full((len(rows), count, _width(longest)), -1, np.int32)
-    for index, words in enumerate(rows):
-        for at, word in enumerate(words):
-            padded[index, at, padded.shape[2] - len(word) :] = word
-    return jnp.asarray(padded)

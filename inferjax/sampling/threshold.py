@@ -16,6 +16,7 @@ from inferjax.pytree import pytree
 from inferjax.sampling.arrays import Sampling
 from inferjax.sampling.blocks import block_max, block_sum
 from inferjax.sampling.draw import scale
+from inferjax.sampling.logprobs import pick_values
 
 _LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 
@@ -42,9 +43,15 @@ class Cut:
 
 
 def draw_by_threshold(
-    logits: Float[Array, "B V"], sampling: Sampling, uniform: Float[Array, " B"]
+    logits: Float[Array, "B V"],
+    sampling: Sampling,
+    uniform: Float[Array, " B"],
+    forced: Int[Array, " B"],
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-    """Draw from the filtered distribution in sorted order; return tokens and log-probabilities."""
+    """Draw from the filtered distribution in sorted order; return tokens and log-probabilities.
+
+    A `forced` id, unless it is -1, is taken instead, its probability 0 if it was filtered out.
+    """
     scaled = scale(logits, block_max(logits), sampling.temperature)
     ranked = Ranked(order=_order(logits), weights=jnp.exp(scaled))
     rest = _cut_at_count(ranked, sampling)
@@ -54,7 +61,21 @@ def draw_by_threshold(
     last = jnp.where(off, rest.order, nucleus.order)
     num_last = jnp.where(off, rest.num_ties, nucleus.num_ties)
     tie, index = _tie_at(ranked, uniform * kept_mass, last, num_last)
-    return _nth_tie(ranked, tie, index), jnp.log(tie.weight) - jnp.log(kept_mass)
+    found = _kept_weight(ranked, jnp.maximum(forced, 0), last, num_last)
+    weight = jnp.where(forced >= 0, found, tie.weight)
+    tokens = jnp.where(forced >= 0, forced, _nth_tie(ranked, tie, index))
+    return tokens, jnp.log(weight) - jnp.log(kept_mass)
+
+
+def _kept_weight(
+    ranked: Ranked, tokens: Int[Array, " B"], last: Int[Array, " B"], num_last: Float[Array, " B"]
+) -> Float[Array, " B"]:
+    """Return the weights of `tokens`, 0 for one that comes after the first `num_last` of `last`."""
+    order = pick_values(ranked.order, tokens)
+    ids = jnp.broadcast_to(jnp.arange(ranked.order.shape[1]), ranked.order.shape)
+    rank = _count((ranked.order == order[:, None]) & (ids < tokens[:, None]))
+    kept = (order > last) | ((order == last) & (rank < num_last))
+    return jnp.where(kept, pick_values(ranked.weights, tokens), 0.0)
 
 
 def _cut_at_count(ranked: Ranked, sampling: Sampling) -> Cut:

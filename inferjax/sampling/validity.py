@@ -38,8 +38,8 @@ def invalid_rows(sampling: Sampling, vocab_size: int) -> Bool[Array, " B"]:
     valid &= jnp.abs(sampling.frequency_penalty) <= 2.0
     valid &= (sampling.top_k >= -1) & (sampling.min_tokens >= 0) & (sampling.max_tokens >= 0)
     valid &= jnp.all((sampling.bias_ids < 0) | jnp.isfinite(sampling.bias), axis=1)
-    for ids in (sampling.eos_ids, sampling.stop_ids, sampling.bias_ids, sampling.allowed_ids):
-        valid &= jnp.all(_in_range(ids, vocab_size), axis=1)
+    for name in ("eos_ids", "stop_ids", "bias_ids", "allowed_ids", "logprob_ids"):
+        valid &= jnp.all(_in_range(getattr(sampling, name), vocab_size), axis=1)
     return ~(valid & jnp.all(_in_range(sampling.bad_words, vocab_size), axis=(1, 2)))
 
 

@@ -35,6 +35,7 @@ def make_event(*token_ids: int, finish: str | None = None) -> SimpleNamespace:
         logprobs=[-0.5] * count,
         top_ids=[[7]] * count,
         top_logprobs=[[-0.1]] * count,
+        chosen_logprobs=[[-3.0, -4.0]] * count,
         finish_reason=finish,
     )
 
@@ -52,6 +53,7 @@ def test_reply_joins_events_and_emits_every_piece():
     assert reply.token_ids == [0, 1, 2, 3]
     assert reply.logprobs == [-0.5] * 4
     assert reply.top_ids == [[7]] * 4
+    assert reply.chosen_logprobs == [[-3.0, -4.0]] * 4
     assert reply.finish_reason == "eos"
 
 
@@ -60,6 +62,12 @@ def test_reply_stop_string_drops_the_tokens_after_it():
     reply = collect(events, Letters(), num_prompt_tokens=1, stops=["cd"])
     assert (reply.text, reply.stop, reply.finish_reason) == ("ab", "cd", "stop")
     assert reply.token_ids == [0, 1, 2, 3]
+
+
+def test_reply_keeps_the_stop_string_if_asked():
+    events = [make_event(0), make_event(1, 2, 3, 4)]
+    reply = collect(events, Letters(), num_prompt_tokens=1, stops=["cd"], include_stop=True)
+    assert (reply.text, reply.stop, reply.token_ids) == ("abcd", "cd", [0, 1, 2, 3])
 
 
 def test_reply_stop_string_is_found_in_what_the_detokenizer_held():

@@ -26,6 +26,9 @@ class Row:
     allowed: tuple = ()
     bad_words: tuple = ()
     token_mask: set | None = None
+    num_top: int = 1 << 30
+    logprob_ids: tuple = ()
+    forced: tuple = ()
     vocab_size: int | None = None
 
 

@@ -36,17 +36,21 @@ def to_arrays(rows, key=None, positions=None):
         bias=_pad([list(row.bias.values()) for row in rows], fill=0.0),
         allowed_ids=_pad([row.allowed for row in rows]),
         bad_words=_pad_words([row.bad_words for row in rows]),
+        num_top=[row.num_top for row in rows],
+        logprob_ids=_pad([row.logprob_ids for row in rows]),
         token_mask=jnp.asarray(pack_masks(rows, logits.shape[1])),
     )
     history = np.full((batch, CONTEXT), 1, np.int32)
     for index, row in enumerate(rows):
-        history[index, : len(row.history)] = row.history
+        known = [*row.history, *row.forced]
+        history[index, : len(known)] = known
     state = make_state(
         jax.random.split(jax.random.key(0) if key is None else key, batch),
         jnp.arange(batch) if positions is None else positions,
         history=jnp.asarray(history),
         history_len=np.array([len(row.history) for row in rows]),
         prompt_len=np.array([row.prompt_len for row in rows]),
+        forced_len=np.array([len(row.history) + len(row.forced) for row in rows]),
     )
     return jnp.asarray(logits), sampling, state
 

@@ -55,6 +55,12 @@ REFUSED = [
     ("seed", 2**64, "integer from 0"),
     ("n", 0, "integer from 1"),
     ("logprobs", -1, "or None"),
+    ("logprob_token_ids", [-1], "integer from 0"),
+    ("prompt_logprobs", -1, "or None"),
+    ("forced_token_ids", "12", "list of token ids"),
+    ("echo", 1, "True or False"),
+    ("include_stop", None, "True or False"),
+    ("skip_special_tokens", "no", "True or False"),
 ]
 
 
@@ -128,6 +134,8 @@ def test_arrays_have_one_row_per_request_and_fixed_dtypes():
             logit_bias={5: 2.0},
             bad_token_ids=[7, [8, 9, 6]],
             allowed_token_ids=[3],
+            logprobs=2,
+            logprob_token_ids=[6, 5, 6],
         ),
     ]
     arrays = sampling_arrays(rows, vocab_size=10, eos_ids=(0, 4))
@@ -138,6 +146,8 @@ def test_arrays_have_one_row_per_request_and_fixed_dtypes():
     assert arrays.stop_ids.tolist() == [[-1] * 4, [1, 2, 3, -1]]
     assert (arrays.bias_ids.tolist(), arrays.bias.tolist()) == ([[-1], [5]], [[0.0], [2.0]])
     assert arrays.allowed_ids.tolist() == [[-1], [3]]
+    assert arrays.num_top.tolist() == [0, 2]
+    assert arrays.logprob_ids.tolist() == [[-1] * 4, [6, 5, 6, -1]]
     assert arrays.bad_words[1].tolist() == [[-1, -1, -1, 7], [-1, 8, 9, 6]]
     dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(arrays)}
     assert dtypes == {"float32", "int32", "bool"}
@@ -157,6 +167,8 @@ def test_arrays_of_plain_requests_have_no_id_axes():
         {"allowed_token_ids": [10]},
         {"stop_token_ids": [10]},
         {"bad_token_ids": [[1, 10]]},
+        {"logprob_token_ids": [10]},
+        {"forced_token_ids": [3, 10]},
     ],
     ids=str,
 )

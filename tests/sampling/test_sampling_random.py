@@ -236,6 +236,8 @@ EFFECTS = {
 
 def test_every_field_that_becomes_arrays_changes_what_is_drawn():
     not_drawn = {"stop", "bad_words", "stop_token_ids", "ignore_eos", "seed", "n", "logprobs"}
+    not_drawn |= {"logprob_token_ids", "prompt_logprobs", "forced_token_ids"}
+    not_drawn |= {"echo", "include_stop", "skip_special_tokens"}
     fields = {field.name for field in dataclasses.fields(SamplingParams)}
     assert set(EFFECTS) == fields - not_drawn - {"max_tokens"}
     rows = [{**BASE, **change} for change in ({}, *EFFECTS.values())]
