@@ -82,27 +82,20 @@ class SequencePages:
             self.operations += len(found)
         return counts
 
-    def needed(self, sequence: Sequence, upto: int) -> int:
-        """Return how many pages `grow` would take from every group."""
-        return max(0, -(-upto // self.page_size) - len(sequence.pages[0]))
-
-    def fits(self, sequence: Sequence, upto: int) -> bool:
-        """Return whether every group has the pages that `grow` would take."""
-        count = self.needed(sequence, upto)
-        return not count or all(pool.num_available >= count for pool in self.pools)
-
-    def grow(self, sequence: Sequence, upto: int) -> None:
-        """Take pages so that all positions below `upto` have one.
-
-        Raises: PageError when they do not fit.
-        """
-        count = self.needed(sequence, upto)
-        if not count:
-            return
+    def grow(self, sequence: Sequence, upto: int) -> bool:
+        """Take pages so that all positions below `upto` have one, or none if they do not fit."""
+        count = -(-upto // self.page_size) - len(sequence.pages[0])
+        if count <= 0:
+            return True
+        for pool in self.pools:
+            if pool.num_available < count:
+                return False
         for pool, pages in zip(self.pools, sequence.pages, strict=True):
-            pages.extend(pool.take() for _ in range(count))
-            self.operations += count
+            for _ in range(count):
+                pages.append(pool.take())
+        self.operations += count * len(self.pools)
         sequence.table_changed = True
+        return True
 
     def trim(self, sequence: Sequence, oldest_query: int) -> None:
         """Give back pages of sliding groups that no query from `oldest_query` on will see.

@@ -7,7 +7,7 @@ dispatches in order, so a page or slot that is free here can be given out at onc
 
 import dataclasses
 from bisect import bisect_left, insort
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from inferjax.engine.pages import SequencePages
 from inferjax.engine.plan import Chunk, Plan
@@ -46,6 +46,7 @@ class Limits:
         return max(self.rows(0) * self.row_tokens, self.decode_steps)
 
 
+@runtime_checkable
 class Preemption(Protocol):
     """What becomes of the cache of a preempted sequence: the place where offloading plugs in."""
 
@@ -175,8 +176,8 @@ class Scheduler:
             sequence = self._running[i]
             self._looked_at += 1
             if sequence.phase is Phase.DECODE:
-                end = self._decode_end(sequence, plan)
-                if sequence.reach < sequence.max_len and self._secure(sequence, end, plan):
+                end = self._decode_end(sequence, plan.steps)
+                if end and self._secure(sequence, end, plan):
                     self._decode(sequence, plan)
             elif rows:
                 rows -= self._run_chunk(sequence, plan, rows)
@@ -185,10 +186,10 @@ class Scheduler:
 
     def _secure(self, sequence: Sequence, upto: int, plan: Plan) -> bool:
         """Give a running sequence pages for positions below `upto`, if need be from later ones."""
-        if not self.pages.needed(sequence, upto):
+        if self.pages.grow(sequence, upto):
             return True
         self.pages.trim(sequence, sequence.computed)
-        while not self.pages.fits(sequence, upto):
+        while not self.pages.grow(sequence, upto):
             victim = self._running[-1]
             if len(self._running) > 1:
                 self._preempt(victim, plan)
@@ -197,12 +198,15 @@ class Scheduler:
             # Otherwise what is in flight may end it, or move its window on.
             if victim is sequence:
                 return False
-        self.pages.grow(sequence, upto)
         return True
 
-    def _decode_end(self, sequence: Sequence, plan: Plan) -> int:
-        """Return where the tokens end that a decode writes; the last one drawn is not written."""
-        return min(sequence.reach + plan.steps - 1, sequence.max_len - 1)
+    def _decode_end(self, sequence: Sequence, steps: int) -> int:
+        """Return where the tokens end that a decode writes, or 0 if nothing is left to draw.
+
+        The last token drawn is not written.
+        """
+        reach, max_len = len(sequence.tokens) + sequence.ahead, sequence.max_len
+        return 0 if reach >= max_len else min(reach + steps, max_len) - 1
 
     def _decode(self, sequence: Sequence, plan: Plan) -> None:
         plan.decode.append(sequence)
@@ -213,7 +217,10 @@ class Scheduler:
         """Plan the next tokens of a prefill; return the rows they take."""
         start = sequence.computed
         stop = min(sequence.prefill_end, start + rows * self.limits.row_tokens)
-        if start == stop or not self._secure(sequence, stop, plan):
+        if start == stop:
+            return 0
+        self.pages.trim(sequence, start)
+        if not self._secure(sequence, stop, plan):
             return 0
         last = stop == sequence.prefill_end
         plan.chunks.append(Chunk(sequence=sequence, start=start, stop=stop, last=last))
@@ -233,9 +240,8 @@ class Scheduler:
         self._slots.take(sequence)
         sequence.phase = Phase.DECODE
         plan.placed.append(sequence)
-        end = self._decode_end(sequence, plan)
-        if sequence.reach < sequence.max_len and self.pages.fits(sequence, end):
-            self.pages.grow(sequence, end)
+        end = self._decode_end(sequence, plan.steps)
+        if end and self.pages.grow(sequence, end):
             self._decode(sequence, plan)
 
     def _admit(self, plan: Plan, rows: int) -> None:
