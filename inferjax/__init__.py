@@ -2,10 +2,13 @@
 
 from inferjax.checkpoint.load import Model, load
 from inferjax.config import Exec, ModelConfig
+from inferjax.engine import Completion, Delta, Engine, EngineConfig
 from inferjax.errors import InferjaxError
 from inferjax.generation import stream
 from inferjax.kv.cache import KVCache, init_cache
 from inferjax.runtime.arguments import raise_for_status
+from inferjax.runtime.beam import beam_search
+from inferjax.runtime.beam_rules import Beams
 from inferjax.runtime.generate import Generation, generate
 from inferjax.runtime.inputs import (
     DecodeState,
@@ -21,6 +24,7 @@ from inferjax.runtime.steps import decode, extend, prefill, start, verify
 from inferjax.sampling import Sampling, SamplingParams, make_sampling, sample
 
 __all__ = [
+    "Beams",
     "DecodeState",
     "Exec",
     "Generation",
@@ -33,6 +37,7 @@ __all__ = [
     "StepInputs",
     "StepOutput",
     "activations",
+    "beam_search",
     "decode",
     "extend",
     "forward",

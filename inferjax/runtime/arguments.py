@@ -65,14 +65,16 @@ def raise_for_status(status: Any) -> None:
     """Raise the error of the first row with a problem; return if all rows are fine."""
     bits = np.asarray(status).reshape(-1)
     for row in np.flatnonzero(bits):
-        raise _problem(int(row), Status(int(bits[row])))
+        raise error_for_status(int(bits[row]), f"row {row}")
 
 
-def _problem(row: int, status: Status) -> InferjaxError:
+def error_for_status(bits: int, name: str) -> InferjaxError:
+    """Return the error for the status bits of what `name` says: a row, or a request."""
+    status = Status(bits)
     unknown = (InferjaxError, "unknown status", "use the status of one of this package's steps")
     found = (entry for flag, entry in PROBLEMS.items() if flag in status)
     kind, what, fix = next(found, unknown)
-    return kind(f"row {row}: {what}", why=f"status {status!r}", fix=fix)
+    return kind(f"{name}: {what}", why=f"status {status!r}", fix=fix)
 
 
 def as_tokens(tokens: Any) -> Int[Array, "B T"]:
