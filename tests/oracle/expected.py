@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from hash_model import (
     MASK,
-    Rules,
     at_position,
     join,
     logprob,
@@ -28,6 +27,7 @@ class Token:
     logprob: float
     sampled_logprob: float
     top: tuple[tuple[int, float], ...]
+    chosen: tuple[float, ...]
 
 
 class Decoder:
@@ -63,13 +63,10 @@ def expected(
     key: int,
     sample_index: int = 0,
     limit: int | None = None,
-    forced: Sequence[int] = (),
     top: int = 0,
 ) -> list[Token]:
-    """Return the drawn tokens; `key` holds the two words of the seed, `limit` the longest output.
-
-    `forced` are prescribed first tokens.
-    """
+    """Return the drawn tokens, at most `limit`; `key` holds both words of the seed."""
+    forced = sampling.forced_token_ids
     rules, decoder = rules_of(sampling, config.eos_ids), Decoder(config)
     limit = min(rules.max_tokens, config.max_context - len(prompt) if limit is None else limit)
     hidden = 0
@@ -83,30 +80,33 @@ def expected(
         count = len(drawn)
         banned = rules.banned if count < rules.min_tokens else frozenset()
         token = forced[count] if count < len(forced) else pick(seed, banned, config.vocab_size)
-        drawn.append(_report(config, hidden, seed, token, rules, top))
+        one = Token(
+            token=token,
+            logprob=logprob(hidden, token),
+            sampled_logprob=0.0 if rules.greedy else logprob(seed, token),
+            top=_top(config, hidden, top),
+            chosen=tuple(logprob(hidden, wanted) for wanted in sampling.logprob_token_ids),
+        )
+        drawn.append(one)
         if token in rules.stops and len(drawn) > rules.min_tokens:
             break
         hidden = decoder.push(token)
     return drawn
 
 
-def _report(
-    config: ModelConfig, hidden: int, seed: int, token: int, rules: Rules, top: int
-) -> Token:
-    ids = [top_id(hidden, rank, config.vocab_size) for rank in range(top)]
-    return Token(
-        token=token,
-        logprob=logprob(hidden, token),
-        sampled_logprob=0.0 if rules.greedy else logprob(seed, token),
-        top=tuple((token, logprob(hidden, token)) for token in ids),
-    )
+def _top(config: ModelConfig, hidden: int, count: int) -> tuple[tuple[int, float], ...]:
+    ids = [top_id(hidden, rank, config.vocab_size) for rank in range(count)]
+    return tuple((token, logprob(hidden, token)) for token in ids)
 
 
-def expected_scores(config: ModelConfig, tokens: Sequence[int]) -> list[float]:
-    """Return the log-probability of every token but the first, after those before it."""
+def expected_scores(
+    config: ModelConfig, tokens: Sequence[int], top: int = 0
+) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
+    """Return log-probability and most likely tokens of every place but the first."""
     decoder = Decoder(config)
     hidden = [decoder.push(token) for token in tokens]
-    return [logprob(h, token) for h, token in zip(hidden, tokens[1:], strict=False)]
+    pairs = zip(hidden, tokens[1:], strict=False)
+    return [(logprob(h, token), _top(config, h, top)) for h, token in pairs]
 
 
 def page_contents(

@@ -47,11 +47,15 @@ class Oracle:
         self.faults: dict[int, BaseException] = {}
         self.read_faults: dict[int, BaseException] = {}
         self.num_dispatches = self.num_resets = 0
+        self.params = None
         self._forget()
 
     def _forget(self) -> None:
         self.cache = HashCache(self.config, self.num_pages, self.page_size, self.random)
         self.slots = HashSlots(self.config, self.num_slots, self.capacity, self.top)
+
+    def warmup(self, *, progress: bool = False) -> None:
+        """Do nothing: hashes need no compiler."""
 
     def copy(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:
         """Copy pages within a cache group."""
@@ -93,7 +97,7 @@ class Oracle:
         self._forget()
 
     def facts(self) -> dict[str, float]:
-        """Return zeros: hashes need no compiler."""
+        """Return zeros."""
         return {"compilations": 0, "compile_s": 0.0, "late_compilations": 0}
 
     def close(self) -> None:

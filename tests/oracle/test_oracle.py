@@ -42,11 +42,12 @@ class Dispatches:
     decode: Decode
 
 
-def dispatches(oracle, prompt, sampling, *, chunk=48, slot=1, sample_index=0, forced=(), steps=4):
+def dispatches(oracle, prompt, sampling, *, chunk=48, slot=1, sample_index=0, steps=4):
     random = np.random.default_rng(len(prompt))
     tables = [random.permutation(np.arange(1, 40))[None, :PAGES] for _ in oracle.num_pages]
     tables = [table.astype(np.int32) for table in tables]
     history = np.full((1, 48), -1, np.int32)
+    forced = sampling.forced_token_ids
     known = [*prompt, *forced]
     history[0, : len(known)] = known
     number = SEED if sampling.seed is None else sampling.seed
@@ -175,9 +176,10 @@ def test_samples_differ_and_forced_tokens_are_taken():
     one = run(oracle, dispatches(oracle, prompt, sampling, sample_index=1))
     assert one == truth(oracle, prompt, sampling, sample_index=1)
     assert one != truth(oracle, prompt, sampling)
-    forced = run(oracle, dispatches(oracle, prompt, sampling, forced=(11, 12, 13)))
+    sampling = SamplingParams(max_tokens=14, forced_token_ids=(11, 12, 13))
+    forced = run(oracle, dispatches(oracle, prompt, sampling))
     assert [token for token, *_ in forced[:3]] == [11, 12, 13]
-    assert forced == truth(oracle, prompt, sampling, forced=(11, 12, 13))
+    assert forced == truth(oracle, prompt, sampling)
 
 
 def test_scores_are_those_of_the_truth():
@@ -189,7 +191,7 @@ def test_scores_are_those_of_the_truth():
     found = oracle.extend(batch).read()
     assert found.first is None
     scores = [*found.logprobs[0].tolist(), *found.logprobs[1, :5].tolist()]
-    assert scores == expected_scores(oracle.config, prompt)
+    assert scores == [score for score, _ in expected_scores(oracle.config, prompt)]
 
 
 def swap_pages(work):
