@@ -191,7 +191,8 @@ def _take_scores(request: RequestTrack, result: Extended, piece: Piece) -> None:
     if result.logprobs is None or result.top_ids is None or result.top_logprobs is None:
         return
     start, width = piece.chunk.start, result.logprobs.shape[1]
-    count = min(piece.chunk.stop, len(request.request.prompt_ids) - 1) - start
+    # A resumed sequence also prefills its output, which has been reported.
+    count = max(0, min(piece.chunk.stop, len(request.request.prompt_ids) - 1) - start)
     rows = slice(piece.first, piece.first + piece.count)
     values = result.logprobs[rows].reshape(-1)[:count].tolist()
     request.scores[start + 1 : start + 1 + count] = values
