@@ -10,7 +10,7 @@ from inferjax.config import ModelConfig
 from inferjax.engine.config import EngineConfig
 from inferjax.errors import InvalidInput, InvalidSampling, RequestTooLong
 from inferjax.generation import banned_ids
-from inferjax.runtime.arguments import as_integers
+from inferjax.runtime.arguments import host_integers
 from inferjax.sampling import SamplingParams
 from inferjax.sampling.widths import check_request
 from inferjax.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ class Desk:
         return ids
 
     def _flat(self, prompt: Any) -> tuple[int, ...]:
-        array = as_integers(prompt, "prompt")
+        array = host_integers(prompt, "prompt")
         if array.ndim != 1:
             raise InvalidInput(
                 f"the prompt has {array.ndim} axes",

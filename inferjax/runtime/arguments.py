@@ -133,6 +133,16 @@ def as_integers(values: Any, name: str) -> Int[Array, "*axes"]:
 
     Raises: ShapeError for ragged, fractional or other values, InvalidInput beyond int32.
     """
+    return jnp.asarray(host_integers(values, name), jnp.int32)
+
+
+def host_integers(values: Any, name: str) -> Any:
+    """Check like `as_integers`, and return a NumPy array, or the jax array that was given.
+
+    Making a jax array compiles a program for every new shape; who only wants ids does not.
+
+    Raises: as `as_integers`.
+    """
     try:
         array = values if isinstance(values, jax.Array) else np.asarray(values)
     except ValueError:
@@ -152,7 +162,7 @@ def as_integers(values: Any, name: str) -> Int[Array, "*axes"]:
             raise InvalidInput(
                 f"{name} are in [{low}, {high}]", why="they do not fit int32", fix="check the ids"
             )
-    return jnp.asarray(array, jnp.int32)
+    return array
 
 
 def check_count(name: str, value: Any, smallest: int) -> None:
