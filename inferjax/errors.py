@@ -75,6 +75,10 @@ class KernelUnavailable(InferjaxError):
     """The requested kernel implementation cannot run here."""
 
 
+class MissingPackage(InferjaxError):
+    """An optional package is needed and not installed."""
+
+
 class EngineFull(InferjaxError):
     """As many requests wait as the engine accepts."""
 

@@ -127,7 +127,7 @@ def _prefill_row(
     bandwidth: float,
     matmul: float,
 ) -> Row:
-    cache, pages = _cache(params, config, batch=1, length=length, exec=exec)
+    cache, pages = zero_cache(params, config, batch=1, length=length, exec=exec)
     chunks = [
         make_inputs(
             (jnp.arange(start, min(start + exec.prefill_chunk, length)) % config.vocab_size)[None],
@@ -164,10 +164,10 @@ def _decode_row(
     matmul: float,
 ) -> Row:
     length = plan.context + plan.steps
-    cache, pages = _cache(params, config, batch=batch, length=length, exec=exec)
+    cache, pages = zero_cache(params, config, batch=batch, length=length, exec=exec)
 
     def run(cache: KVCache) -> tuple[float, KVCache]:
-        state = jax.block_until_ready(_state(batch, plan.context, pages))
+        state = jax.block_until_ready(greedy_state(batch, plan.context, pages))
         start = time.perf_counter()
         output, _, cache = decode(params, config, cache, state, steps=plan.steps, exec=exec)
         jax.block_until_ready(output.values)
@@ -184,7 +184,7 @@ def _decode_row(
     return _row("decode", batch, plan.context, seconds, work, bandwidth, matmul)
 
 
-def _cache(
+def zero_cache(
     params: Params, config: ModelConfig, *, batch: int, length: int, exec: Exec
 ) -> tuple[KVCache, tuple[jax.Array, ...]]:
     """Allocate a cache of zeros; speed does not depend on the values in it."""
@@ -195,7 +195,7 @@ def _cache(
     return cache, (table,) * len(cache.groups)
 
 
-def _state(batch: int, context: int, pages: tuple[jax.Array, ...]) -> DecodeState:
+def greedy_state(batch: int, context: int, pages: tuple[jax.Array, ...]) -> DecodeState:
     """Greedy rows that never end, about to draw the token after `context` cached ones."""
     return DecodeState(
         tokens=jnp.ones((batch,), jnp.int32),

@@ -30,6 +30,11 @@ def versions() -> dict[str, str]:
     return found
 
 
+def where() -> dict[str, object]:
+    """Return what every JSON result ends with."""
+    return {"hardware": hardware(), "versions": versions()}
+
+
 def hardware_line() -> str:
     """Return one line for people."""
     facts = hardware()

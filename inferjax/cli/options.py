@@ -38,6 +38,50 @@ NOT_FLAGS = {
     "prompt_logprobs": "the terminal shows the answer, not its prompt",
 }
 
+# What each field of EngineConfig does; one that is neither here nor in NOT_ENGINE_FLAGS fails a
+# test.
+ENGINE_HELP = {
+    "max_running": "sequences that run at the same time",
+    "max_waiting": "requests that may wait",
+    "max_len": "tokens of a sequence, prompt included (default: the model's context)",
+    "num_pages": "pages of the cache (default: what --cache-bytes buys)",
+    "cache_bytes": "memory of the cache (default: what is needed, or what is there)",
+    "token_budget": "tokens of one step: one per running sequence, the rest for prompts",
+    "row_tokens": "tokens of a row of a prefill",
+    "decode_steps": "tokens that every sequence draws in one dispatch",
+    "prefix_caching": "find prompts that start alike in the cache",
+    "eviction": "which cached pages go first",
+    "priority_window": "later requests that one level of priority is worth",
+    "max_samples": "the most samples of one request",
+    "max_logprobs": "the most top log-probabilities that a request may ask for",
+    "overlap": "plan the next step while the device works",
+}
+
+NOT_ENGINE_FLAGS = {
+    "widths": "a table of sizes; a program sets it",
+    "seed": "--seed is the request's",
+    "strict": "a command counts late compilations and goes on",
+}
+
+
+def add_engine_fields(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `EngineConfig`."""
+    from inferjax.engine.config import EngineConfig
+
+    add_fields(parser, EngineConfig, title="engine", texts=ENGINE_HELP, defaults={})
+
+
+def engine_config(args: argparse.Namespace, **defaults: object) -> Any:
+    """Return the `EngineConfig` of the flags; `defaults` are the command's own.
+
+    Raises: UnsupportedConfig.
+    """
+    from inferjax.engine.config import EngineConfig
+
+    # A flag of another dataclass may have the same name.
+    given = {name: getattr(args, name) for name in ENGINE_HELP if hasattr(args, name)}
+    return EngineConfig(**{**defaults, **given})
+
 
 def add_fields(
     parser: argparse.ArgumentParser,
