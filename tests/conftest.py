@@ -24,6 +24,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Most of the tests' time goes into compiling: workers and later runs share what was compiled.
+jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "compiled"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
 
 @pytest.fixture(scope="session")
 def root() -> Path:
