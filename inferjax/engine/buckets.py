@@ -45,26 +45,16 @@ class BucketPlan:
         )
 
 
-def make_buckets(
-    *, max_rows: int, max_running: int, row_tokens: int, num_layers: int
-) -> BucketPlan:
-    """Return the powers of two up to each maximum, and the maximum itself."""
-    return BucketPlan(
-        prefill_rows=_powers(max_rows),
-        decode_slots=_powers(max_running),
-        row_tokens=row_tokens,
-        num_layers=num_layers,
-    )
+def sizes_up_to(largest: int, chosen: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the chosen sizes or the powers of two below `largest`, and `largest` itself."""
+    if chosen is None:
+        chosen = tuple(1 << i for i in range(largest.bit_length()))
+    return (*(size for size in chosen if size < largest), largest)
 
 
 def bucket_for(sizes: tuple[int, ...], count: int) -> int:
     """Return the smallest size that holds `count`; the largest must."""
     return next(size for size in sizes if size >= count)
-
-
-def _powers(largest: int) -> tuple[int, ...]:
-    sizes = [1 << i for i in range(largest.bit_length()) if 1 << i < largest]
-    return (*sizes, largest)
 
 
 def _list(sizes: tuple[int, ...]) -> str:

@@ -34,6 +34,9 @@ class EngineConfig:
     token_budget: tokens of one step, one for every decoding sequence and the rest for prefill.
     row_tokens: tokens of a row of a prefill; prompts are cut into rows.
     decode_steps: tokens that every sequence draws in one dispatch.
+    prefill_buckets, decode_buckets: rows of a prefill and sequences of a decode that are compiled,
+      ascending; the largest are added. None is the powers of two. Fewer compile sooner, and pad
+      more.
     prefix_caching: keep full pages after their sequence has ended, for prompts that start alike.
     eviction: which of these pages goes first.
     priority_window: a request of priority p waits as if it had come p times this many requests
@@ -58,6 +61,8 @@ class EngineConfig:
     token_budget: int = 512
     row_tokens: int = 32
     decode_steps: int = 8
+    prefill_buckets: tuple[int, ...] | None = None
+    decode_buckets: tuple[int, ...] | None = None
     prefix_caching: bool = True
     eviction: str = "lru"
     priority_window: int = 1000
@@ -76,6 +81,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None:
                 self._check_size(name, value, 1, 1 << 50 if name == "cache_bytes" else LARGEST_SIZE)
+        for name in ("prefill_buckets", "decode_buckets"):
+            self._check_buckets(name, getattr(self, name))
         for name in ("prefix_caching", "overlap", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise UnsupportedConfig(f"{name}={getattr(self, name)!r}", fix="use True or False")
@@ -101,6 +108,15 @@ class EngineConfig:
                 f"{name}={value!r}",
                 why=f"it must be an integer from {smallest} to {largest}",
                 fix=f"the default is {type(self).__dataclass_fields__[name].default}",
+            )
+
+    def _check_buckets(self, name: str, value: Any) -> None:
+        whole = value is None or (isinstance(value, tuple) and all(type(n) is int for n in value))
+        if not whole or (value and (value[0] < 1 or list(value) != sorted(set(value)))):
+            raise UnsupportedConfig(
+                f"{name}={value!r}",
+                why="it is None, or a tuple of ascending sizes from 1 on",
+                fix="for example (1, 4, 16)",
             )
 
     @property

@@ -7,7 +7,7 @@ import jax
 
 from inferjax.checkpoint.load import Model
 from inferjax.config import CacheGroup, Exec, cache_groups
-from inferjax.engine.buckets import BucketPlan, make_buckets
+from inferjax.engine.buckets import BucketPlan, sizes_up_to
 from inferjax.engine.config import EngineConfig
 from inferjax.engine.pages import SequencePages
 from inferjax.engine.scheduler import Limits, Scheduler
@@ -49,9 +49,9 @@ def make_sizes(model: Model, config: EngineConfig, exec: Exec) -> Sizes:
         num_pages=_num_pages(model, groups, longest, config, exec),
         windows=tuple(group.window for group in groups),
         max_len=longest,
-        buckets=make_buckets(
-            max_rows=config.max_rows,
-            max_running=config.max_running,
+        buckets=BucketPlan(
+            prefill_rows=sizes_up_to(config.max_rows, config.prefill_buckets),
+            decode_slots=sizes_up_to(config.max_running, config.decode_buckets),
             row_tokens=config.row_tokens,
             num_layers=model.config.num_layers,
         ),
