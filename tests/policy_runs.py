@@ -5,6 +5,7 @@ from it. A page that is shared, freed or copied wrongly shows at the first read.
 """
 
 import dataclasses
+import zlib
 from collections import Counter, deque
 from collections.abc import Sequence as List
 
@@ -20,7 +21,7 @@ VOCAB = 23
 
 
 def digests_of(root: bytes, tokens: List[int]) -> list[int]:
-    chain = [hash(root)]
+    chain = [zlib.crc32(root)]
     for token in tokens:
         chain.append(hash((chain[-1], token)))
     return chain[1:]
@@ -182,7 +183,9 @@ class Run:
         self.spoiled.update(plan.failed)
         for kind in ("copies", "moves", "chunks", "decode", "preempted", "failed"):
             self.seen[kind] += len(getattr(plan, kind))
-        self.seen["hits"] += sum(c.start > 0 and c.start == c.sequence.cached for c in plan.chunks)
+        self.seen["hits"] += sum(
+            0 < c.start == c.sequence.cached for c in plan.chunks if not c.sequence.leader
+        )
         self.flights.extend(self.device.run(plan))
         self.check()
         return plan
@@ -204,7 +207,7 @@ class Run:
     def reset(self) -> None:
         self.flights.clear()
         self.device.cache.clear()
-        self.scheduler.reset()
+        self.scheduler.reset(self.alive)
         self.check()
 
     def drain(self, depth: int = 1) -> None:
