@@ -75,6 +75,24 @@ class Collector:
                 self._end_sample(sample, "abort")
         self._forget(request)
 
+    def restart(self) -> list[Sequence]:
+        """Forget what was collected but not reported, and return the sequences that go on.
+
+        The step before may have broken off anywhere, also while it reported an end.
+        """
+        told = {delta.request_id for delta in self.outbox if delta.completion is not None}
+        for name, request in list(self.requests.items()):
+            if name in told:
+                self._forget(request)
+            elif request.finished:
+                self._report_end(request, delta_of(request.samples[-1], "", Tokens()))
+        going = [s for r in self.requests.values() for s in r.samples if s.finish_reason is None]
+        self.tracks.clear()
+        self.tracks.update((sample.sequence.uid, sample) for sample in going)
+        for sample in going:
+            sample.rewind()
+        return [sample.sequence for sample in going]
+
     def _extended(self, result: Extended, pieces: list[Piece]) -> None:
         for piece in pieces:
             sequence = piece.chunk.sequence
@@ -148,19 +166,27 @@ class Collector:
             text += sample.text.finish()
         if not sample.parts:
             text = sample.request.echo_text + text
-        now = self._clock()
+        arrival = self._clock() - sample.request.request.submitted
         sample.parts.append(tokens)
-        sample.arrivals.append((now - sample.request.request.submitted, len(tokens.ids)))
+        sample.arrivals.append((arrival, len(tokens.ids)))
         if reason is not None:
             sample.stop_reason = cause
             self._end_sample(sample, reason)
         delta = delta_of(sample, text, tokens)
         if sample.request.finished:
-            delta = dataclasses.replace(delta, completion=sample.request.completion(now))
-            self._counters.finished += 1
-            self._forget(sample.request)
-        if text or tokens.ids or reason is not None:
+            self._report_end(sample.request, delta)
+        elif text or tokens.ids or reason is not None:
             self.outbox.append(delta)
+
+    def _report_end(self, request: RequestTrack, last: Delta) -> None:
+        """Send a request's last delta. It goes out before it is forgotten: see `restart`."""
+        completion = request.completion(self._clock())
+        self.outbox.append(dataclasses.replace(last, error=request.error, completion=completion))
+        if request.error is None:
+            self._counters.finished += 1
+        else:
+            self._counters.failed += 1
+        self._forget(request)
 
     def _end_sample(self, sample: SampleTrack, reason: FinishReason) -> None:
         sample.finish_reason = reason
@@ -173,12 +199,7 @@ class Collector:
         for sample in request.samples:
             if sample.finish_reason is None:
                 self._end_sample(sample, reason)
-        self._counters.failed += 1
-        self._forget(request)
-        last = request.samples[-1]
-        delta = delta_of(last, "", Tokens())
-        completion = request.completion(self._clock())
-        self.outbox.append(dataclasses.replace(delta, error=error, completion=completion))
+        self._report_end(request, delta_of(request.samples[-1], "", Tokens()))
 
     def _forget(self, request: RequestTrack) -> None:
         self.requests.pop(request.request.request_id, None)

@@ -173,9 +173,7 @@ class Core:
         """Start over after an exception: the cache may be gone, what was reported is kept."""
         self._flights.clear()
         self.programs.reset()
-        for sample in self.collector.tracks.values():
-            sample.rewind()
-        self.scheduler.reset()
+        self.scheduler.reset(self.collector.restart())
         self.counters.recoveries += 1
         self._broken = False
 

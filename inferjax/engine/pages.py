@@ -200,7 +200,7 @@ class SequencePages:
         return any(n >= pool.num_pages for n, pool in zip(counts, self.pools, strict=True))
 
     def reset(self) -> None:
-        """Make all pages free and forget all contents; sequences must have no pages."""
+        """Make all pages free and forget all contents, whatever tables say."""
         for pool in self.pools:
             pool.reset()
 

@@ -7,6 +7,7 @@ dispatches in order, so a page or slot that is free here can be given out at onc
 
 import dataclasses
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 from inferjax.engine.pages import SequencePages
@@ -134,20 +135,19 @@ class Scheduler:
         if len(sequence.tokens) >= sequence.max_len and self._is_prefilled(sequence):
             self.finish(sequence)
 
-    def reset(self) -> None:
-        """Start over after a failed device: all contents are lost, everything running waits again.
+    def reset(self, sequences: Iterable[Sequence]) -> None:
+        """Start over with these sequences waiting, all contents lost: the device has failed.
 
-        Nothing that was dispatched before may be collected after.
+        Nothing else of the old state counts, for a step may have broken off anywhere. Nothing that
+        was dispatched before may be collected after.
         """
-        for sequence in self._running:
-            sequence.phase = Phase.WAITING
-            self._slots.give(sequence)
-            self.pages.release(sequence)
-            self._waiting.push(sequence)
-        self._running.clear()
-        for sequence in self._waiting:
-            sequence.ahead = sequence.in_flight = 0
         self.pages.reset()
+        self._waiting.clear()
+        self._running.clear()
+        self._slots = Slots(self.limits.max_running)
+        for sequence in sequences:
+            sequence.restart()
+            self._waiting.push(sequence)
 
     def plan(self) -> Plan:
         """Decide the next step, and count on it being dispatched."""

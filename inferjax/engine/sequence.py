@@ -63,3 +63,10 @@ class Sequence:
     def reach(self) -> int:
         """Tokens it has at most when all dispatched work has run."""
         return min(len(self.tokens) + self.ahead, self.max_len)
+
+    def restart(self) -> None:
+        """Wait again, without pages or slot, and with nothing under way."""
+        self.phase, self.slot, self.pages = Phase.WAITING, -1, ()
+        self.digests.clear()
+        self.computed = self.registered = self.ahead = self.in_flight = 0
+        self.table_changed = True

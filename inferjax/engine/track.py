@@ -43,7 +43,6 @@ class SampleTrack:
         """Forget tokens that were collected but not reported, after a step that broke off."""
         reported = [token for part in self.parts for token in part.ids]
         del self.sequence.tokens[self.sequence.prompt_len + len(reported) :]
-        self.sequence.digests.clear()
         self.text = self.request.text_stream()
         self.text.push(reported)
 

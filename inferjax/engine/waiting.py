@@ -42,6 +42,11 @@ class Waiting:
         self._count -= 1
         self.operations += 1
 
+    def clear(self) -> None:
+        """Forget everyone."""
+        self._heap.clear()
+        self._count = 0
+
     def drop(self) -> None:
         """Take note that a sequence has left the waiting phase by itself."""
         self._count -= 1

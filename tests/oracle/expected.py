@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from hash_model import (
     MASK,
-    at_position,
+    SPOTS,
+    at_spot,
     join,
     logprob,
     pick,
@@ -42,15 +43,15 @@ class Decoder:
         self.length = 0
 
     def push(self, token: int) -> int:
-        hidden = join(token, self.length)
+        hidden, spot = join(token, self.length), SPOTS[self.length]
         for layer, window in enumerate(self.windows):
             key = join(hidden, layer)
             self.keys[layer].append(key)
             sums = self.sums[layer]
-            sums.append((sums[-1] + at_position(key, self.length)) & MASK)
+            sums.append((sums[-1] + at_spot(key, spot)) & MASK)
             first = max(0, self.length + 1 - window) if window else 0
             hidden = join(hidden, (sums[-1] - sums[first]) & MASK)
-        self.history = (self.history + at_position(token, self.length)) & MASK
+        self.history = (self.history + at_spot(token, spot)) & MASK
         self.length += 1
         return hidden
 
@@ -62,13 +63,13 @@ def expected(
     *,
     key: int,
     sample_index: int = 0,
-    limit: int | None = None,
+    limit: int,
     top: int = 0,
 ) -> list[Token]:
     """Return the drawn tokens, at most `limit`; `key` holds both words of the seed."""
     forced = sampling.forced_token_ids
     rules, decoder = rules_of(sampling, config.eos_ids), Decoder(config)
-    limit = min(rules.max_tokens, config.max_context - len(prompt) if limit is None else limit)
+    limit = min(rules.max_tokens, limit)
     hidden = 0
     for token in prompt:
         hidden = decoder.push(token)

@@ -4,10 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from hash_model import at_position, join
+from hash_model import SPOTS, at_spot, join
 from lazy import Violation
 
 from inferjax.config import ModelConfig, cache_groups
+
+ALL_SPOTS = np.array(SPOTS, np.uint64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,19 +71,18 @@ class HashCache:
         self._check_rows(batch, positions, inside)
         places = [self._places(group, batch, positions, inside) for group in range(len(self.pools))]
         width = places[0].read.shape[1]
-        spots = np.arange(width, dtype=np.uint64)[None]
+        rows, spots = np.arange(len(positions))[:, None], ALL_SPOTS[None, :width]
         hidden = join(
             np.where(inside, batch.tokens, 0).astype(np.uint64), positions.astype(np.uint64)
         )
         for layer, (group, index) in enumerate(self.layers):
             at, pool = places[group], self.pools[group][index].reshape(-1)
             pool[at.written[inside]] = join(hidden, layer)[inside]
-            values = np.where(at.visible, at_position(pool[at.read], spots), np.uint64(0))
+            values = np.where(at.visible, at_spot(pool[at.read], spots), np.uint64(0))
             sums = np.zeros((len(values), width + 1), np.uint64)
             np.cumsum(values, axis=1, out=sums[:, 1:])
             first = np.maximum(positions + 1 - (self.groups[group].window or width), 0)
-            seen = np.take_along_axis(sums, positions + 1, 1)
-            hidden = join(hidden, seen - np.take_along_axis(sums, first, 1))
+            hidden = join(hidden, sums[rows, positions + 1] - sums[rows, first])
         return hidden
 
     def _places(
@@ -98,7 +99,7 @@ class HashCache:
         spots = np.arange(width)[None]
         oldest = batch.starts - window + 1 if window else np.zeros_like(batch.starts)
         visible = (spots >= oldest[:, None]) & (spots < ends[:, None]) & inside[:, :1]
-        read, written = flat[:, :width], np.take_along_axis(flat, positions, 1)
+        read, written = flat[:, :width], flat[np.arange(len(flat))[:, None], positions]
         self._check_pages(group, read[visible] // size)
         used = written[inside]
         if len(np.unique(used)) < len(used):

@@ -49,20 +49,23 @@ def config_of(
 
 
 def mix(x):
-    """Return a value all bits of which depend on all bits of x."""
+    """Scramble 64 bits."""
     x = ((x ^ (x >> 32)) * _B) & MASK
-    x = ((x ^ (x >> 29)) * _A) & MASK
-    return x ^ (x >> 32)
+    return x ^ (x >> 29)
 
 
 def join(a, b):
     """Hash a pair; the order matters."""
-    return mix((mix(a) + b) & MASK)
+    return mix((a * _A + b) & MASK)
 
 
-def at_position(value, position):
+# A number for every position.
+SPOTS = [mix(position * _A & MASK) for position in range(1, 1 << 12)]
+
+
+def at_spot(value, spot):
     """Hash what is at a position: a sum of these forgets neither values nor positions."""
-    return mix((value + mix(position + 1)) & MASK)
+    return mix((value + spot) & MASK)
 
 
 def seed_of(hidden, history, prompt_len, rules):
@@ -77,12 +80,12 @@ def randomized(seed, key, sample_index, position):
 
 def candidate(seed, rank: int, vocab_size: int):
     """Return the id that is drawn if those of lower ranks are banned."""
-    return mix((seed + rank) & MASK) % vocab_size
+    return (join(seed, rank) >> 20) % vocab_size
 
 
 def top_id(hidden, rank: int, vocab_size: int):
     """Return the id that is reported as the most likely but `rank`."""
-    return mix((hidden + (rank + 1) * 1_000_003) & MASK) % vocab_size
+    return (join(hidden, rank + 1_000_003) >> 20) % vocab_size
 
 
 def logprob(seed, token):

@@ -1,8 +1,9 @@
 """The decode state of the hash model: rows that draw tokens from hidden values."""
 
 import numpy as np
+from hash_cache import ALL_SPOTS
 from hash_model import (
-    at_position,
+    at_spot,
     logprob,
     pick,
     randomized,
@@ -109,7 +110,7 @@ class HashSlots:
         width = int(lengths.max())
         known = np.arange(width)[None] < lengths[:, None]
         read = self.history[slots, :width].astype(np.uint64)
-        read = at_position(read, np.arange(width, dtype=np.uint64)[None])
+        read = at_spot(read, ALL_SPOTS[None, :width])
         history = np.where(known, read, np.uint64(0)).sum(axis=1, dtype=np.uint64)
         numbers = np.array([self.rules[slot].number for slot in slots], np.uint64)
         seed = seed_of(hidden, history, self.prompt_lens[slots].astype(np.uint64), numbers)

@@ -95,28 +95,25 @@ class Wish:
         )
 
 
-def truth(rig: Rig, wish: Wish) -> list[list[Token]]:
-    """Return what each sample of a request draws."""
-    sampling = wish.sampling
+def truth(rig: Rig, wish: Wish, sample_index: int, limit: int | None = None) -> list[Token]:
+    """Return what a sample of a request draws, at most `limit` tokens."""
+    sampling, room = wish.sampling, rig.engine.max_len - len(wish.prompt)
     assert sampling.seed is not None
-    return [
-        expected(
-            rig.config,
-            wish.prompt,
-            sampling,
-            key=sampling.seed,
-            sample_index=index,
-            limit=rig.engine.max_len - len(wish.prompt),
-            top=sampling.logprobs or 0,
-        )
-        for index in range(sampling.n)
-    ]
+    return expected(
+        rig.config,
+        wish.prompt,
+        sampling,
+        key=sampling.seed,
+        sample_index=sample_index,
+        limit=room if limit is None else limit,
+        top=sampling.logprobs or 0,
+    )
 
 
 def check_completion(rig: Rig, wish: Wish, completion: Completion) -> None:
     """Compare a finished request with the truth."""
     assert completion.error is None, completion.error
-    right = truth(rig, wish)
+    right = [truth(rig, wish, index) for index in range(wish.sampling.n)]
     assert [sample.index for sample in completion.samples] == list(range(wish.sampling.n))
     for sample, drawn in zip(completion.samples, right, strict=True):
         assert sample.tokens == tokens_of(drawn, wish.sampling), (wish, sample.index)

@@ -5,12 +5,10 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from accounts import Accounts
-from rig import Rig, Wish, check_completion, tokens_of, truth
+from house import House
+from rig import Rig, Wish
 
-from inferjax.engine import Completion, Delta, Tokens
 from inferjax.engine.sequence import Phase
-from inferjax.engine.track import joined
 from inferjax.sampling import SamplingParams
 
 SALTS = (None, None, None, "tenant")
@@ -22,30 +20,30 @@ class Traffic:
     def __init__(self, rig: Rig, seed: int) -> None:
         self.random = np.random.default_rng(seed)
         self.vocab, self.max_len = rig.config.vocab_size, rig.engine.max_len
-        self.max_samples = 4
         self.tree: list[tuple[int, ...]] = [()]
         while len(self.tree) < 12:
             parent = self.tree[self.random.integers(len(self.tree))]
             self.tree.append(parent + self._tokens(self.random.integers(1, 17)))
 
     def wish(self) -> Wish:
-        """Return a request that fits."""
-        node = self.tree[self.random.integers(len(self.tree))]
+        """Return a request that fits; a third begin short and go on for long."""
+        long = self._chance(0.33)
+        node = self.tree[self._below(len(self.tree))][: 9 if long else None]
         prompt = (node + self._tokens(self._below(13)))[: min(60, self.max_len - 1)]
         prompt = prompt or self._tokens(1)
-        sampling = self._sampling(self.max_len - len(prompt))
+        sampling = self._sampling(self.max_len - len(prompt), long)
         salt = SALTS[self._below(len(SALTS))]
         return Wish(prompt, sampling, int(self.random.integers(-2, 3)), salt)
 
-    def _sampling(self, room: int) -> SamplingParams:
+    def _sampling(self, room: int, long: bool) -> SamplingParams:
         greedy = self._chance(0.3)
-        longest = min(room, 40 if self._chance(0.3) else 12)
+        longest = min(room, 60 if long else 12)
         fields: dict[str, Any] = {
             "temperature": 0.0 if greedy else float(self.random.choice([0.5, 1.0])),
             "n": 1 if greedy or self._chance(0.7) else int(self.random.integers(2, 5)),
-            "max_tokens": int(self.random.integers(0, longest + 1)),
+            "max_tokens": int(self.random.integers(longest // 2 if long else 0, longest + 1)),
+            "ignore_eos": long or self._chance(0.3),
             "seed": int(self.random.integers(1 << 62)),
-            "ignore_eos": self._chance(0.3),
         }
         if self._chance(0.3):
             fields["min_tokens"] = self._below(fields["max_tokens"] + 1)
@@ -72,127 +70,87 @@ class Traffic:
 
 
 @dataclasses.dataclass(slots=True)
-class Guest:
-    """A request under way: what it wants, what has come, and when it is to be aborted."""
+class Doom:
+    """When a request is aborted: after some steps, or in a phase it comes to before."""
 
-    wish: Wish
-    streamed: list[list[Tokens]]
-    ended: list[bool]
-    patience: int | None = None
-    doomed_in: Phase | None = None
+    patience: int
+    phase: Phase | None
 
 
 @dataclasses.dataclass(slots=True)
 class Outcome:
-    """What a soak has seen."""
+    """What a soak has seen; `aborted` counts sequences' phases, and if work was under way."""
 
-    steps: int = 0
-    finished: int = 0
-    aborted: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    preemptions: int = 0
-    hit_tokens: int = 0
-    copies: int = 0
+    steps: int
+    finished: int
+    aborted: collections.Counter[str]
+    preemptions: int
+    hit_tokens: int
 
 
 class Soak:
-    """Drives `num_requests` through a rig, about `crowd` at a time, aborting every other one."""
+    """Drives `num_requests` through a rig, about `crowd` at a time, and aborts every other."""
 
     def __init__(
         self, rig: Rig, *, num_requests: int, seed: int, crowd: int = 12, abort_share: float = 0.5
     ) -> None:
-        self.rig, self.crowd, self.abort_share = rig, crowd, abort_share
-        self.left = num_requests
+        self.house, self.traffic = House(rig), Traffic(rig, seed)
         self.random = np.random.default_rng((seed, 1))
-        self.traffic, self.accounts = Traffic(rig, seed), Accounts(rig)
-        self.guests: dict[str, Guest] = {}
-        self.gone: set[str] = set()
-        self.outcome = Outcome()
+        self.crowd, self.room, self.abort_share = crowd, crowd, abort_share
+        self.left = num_requests
+        self.most = 60 * num_requests + 500
+        self.dooms: dict[str, Doom] = {}
+        self.aborted: collections.Counter[str] = collections.Counter()
 
     def run(self) -> Outcome:
         """Run until everything has ended."""
-        most = 60 * self.left + 500
-        while self.left or self.guests:
+        house, engine = self.house, self.house.rig.engine
+        while self.left or house.guests:
             self._submit()
             self._abort()
-            if self.rig.engine.has_work:
-                self.step()
-            assert self.outcome.steps < most, "requests starve"
-        while self.rig.engine.has_work:
-            self.step()
-        self.accounts.check_end()
-        totals = self.rig.engine.stats().totals
-        self.outcome.preemptions = totals.preemptions
-        self.outcome.hit_tokens = totals.prefix_hit_tokens
-        return self.outcome
-
-    def step(self) -> None:
-        """Make a step and check everything."""
-        self.take(self.rig.engine.step())
-        self.outcome.steps += 1
-        self.accounts.check()
-        if self.random.random() < 0.05:
-            self.accounts.check_contents()
-
-    def take(self, deltas: list[Delta]) -> None:
-        """Collect what was streamed; ends are compared with the truth."""
-        for delta in deltas:
-            assert delta.request_id not in self.gone, "an aborted request speaks"
-            guest = self.guests[delta.request_id]
-            assert not guest.ended[delta.index]
-            guest.streamed[delta.index].append(delta.tokens)
-            guest.ended[delta.index] = delta.finish_reason is not None
-            if delta.completion is not None:
-                self._finished(guest, delta.completion)
-                del self.guests[delta.request_id]
-
-    def _finished(self, guest: Guest, completion: Completion) -> None:
-        assert all(guest.ended)
-        for parts, sample in zip(guest.streamed, completion.samples, strict=True):
-            assert joined(parts) == sample.tokens
-        check_completion(self.rig, guest.wish, completion)
-        self.outcome.finished += 1
+            if engine.has_work:
+                house.step()
+            if self.random.random() < 0.05:
+                house.accounts.check_contents()
+            assert house.num_steps < self.most, "requests starve"
+        house.run(most=self.most)
+        totals = engine.stats().totals
+        return Outcome(
+            steps=house.num_steps,
+            finished=totals.finished,
+            aborted=self.aborted,
+            preemptions=totals.preemptions,
+            hit_tokens=totals.prefix_hit_tokens,
+        )
 
     def _submit(self) -> None:
-        """Let a burst arrive when the house is not full."""
-        if len(self.guests) >= self.crowd or self.random.random() < 0.4:
+        """Let a burst arrive when there is room; now and then the hour is busier or quieter."""
+        if self.random.random() < 0.05:
+            self.room = int(self.random.integers(1, self.crowd + 1))
+        if len(self.house.guests) >= self.room or self.random.random() < 0.4:
             return
-        for _ in range(min(self.left, int(self.random.integers(1, self.crowd + 1)))):
-            wish = self.traffic.wish()
-            name = wish.submit(self.rig)
-            self.accounts.entered()
-            num_samples = wish.sampling.n
-            guest = Guest(wish, [[] for _ in range(num_samples)], [False] * num_samples)
+        burst = min(self.left, self.room, int(self.random.integers(1, self.crowd + 1)))
+        for _ in range(burst):
+            name = self.house.enter(self.traffic.wish())
             if self.random.random() < self.abort_share:
-                guest.patience = int(self.random.integers(0, 12))
-                phases = (Phase.WAITING, Phase.PREFILL, Phase.DECODE, None, None)
-                guest.doomed_in = phases[self.random.integers(len(phases))]
-            self.guests[name] = guest
-            self.left -= 1
+                self.dooms[name] = self._doom()
+        self.left -= burst
+
+    def _doom(self) -> Doom:
+        phases = (Phase.WAITING, Phase.PREFILL, Phase.DECODE, Phase.DECODE, None)
+        phase = phases[self.random.integers(len(phases))]
+        return Doom(60 if phase else int(self.random.integers(0, 30)), phase)
 
     def _abort(self) -> None:
-        for name, guest in list(self.guests.items()):
-            if guest.patience is None:
+        for name, doom in list(self.dooms.items()):
+            if name not in self.house.guests:
+                del self.dooms[name]
                 continue
-            track = self.accounts.requests[name]
-            phases = {sample.sequence.phase for sample in track.samples}
-            guest.patience -= 1
-            if guest.patience < 0 or (guest.doomed_in in phases and self.random.random() < 0.5):
-                flying = any(sample.sequence.in_flight for sample in track.samples)
-                self.outcome.aborted["in flight" if flying else "idle"] += 1
-                for phase in phases:
-                    self.outcome.aborted[phase.value] += 1
-                self.abort(name)
-
-    def abort(self, name: str) -> None:
-        """Abort a request; what it has must be the start of the truth."""
-        guest = self.guests.pop(name)
-        completion = self.rig.engine.abort(name)
-        self.gone.add(name)
-        self.accounts.check()
-        right = truth(self.rig, guest.wish)
-        for sample, drawn, parts in zip(completion.samples, right, guest.streamed, strict=True):
-            start = drawn[: len(sample.token_ids)]
-            assert sample.tokens == tokens_of(start, guest.wish.sampling)
-            assert sample.tokens == joined(parts)
-            ended = guest.ended[sample.index]
-            assert ended == (sample.finish_reason != "abort")
+            sequences = [s.sequence for s in self.house.accounts.requests[name].samples]
+            phases = {sequence.phase for sequence in sequences}
+            doom.patience -= 1
+            if doom.patience < 0 or (doom.phase in phases and self.random.random() < 0.3):
+                self.aborted.update(phase.value for phase in phases)
+                self.aborted["in flight"] += any(sequence.in_flight for sequence in sequences)
+                self.house.abort(name)
+                del self.dooms[name]

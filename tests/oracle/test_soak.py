@@ -4,15 +4,24 @@ import pytest
 from rig import make_rig
 from soak import Soak
 
-# A pool of a few sequences: preemption and eviction all the time.
-TINY = {"num_pages": 24, "max_len": 80, "priority_window": 20}
+# The pool holds hardly more than the longest sequence: preemption and eviction all the time.
+TINY = {
+    "num_pages": 20,
+    "max_len": 60,
+    "max_running": 8,
+    "decode_steps": 3,
+    "priority_window": 20,
+    "max_logprobs": 3,
+}
 
 
 def test_soak_of_2000_requests():
-    rig = make_rig((None, 6, None), max_running=6, decode_steps=4, **TINY)
-    outcome = Soak(rig, num_requests=2000, seed=1, crowd=14).run()
-    print(outcome)
+    rig = make_rig((None, 6, None), **TINY)
+    outcome = Soak(rig, num_requests=2000, seed=1).run()
     assert outcome.preemptions > 100
+    assert outcome.hit_tokens > 5000
+    for place in ("waiting", "prefill", "decode", "in flight"):
+        assert outcome.aborted[place] > 20
 
 
 VARIANTS = {
@@ -27,9 +36,9 @@ VARIANTS = {
     "one row": ((None, 6), {"row_tokens": 8, "token_budget": 8}),
     "single steps": ((None, 6), {"decode_steps": 1}),
     "many steps": ((None, 6), {"decode_steps": 16}),
-    "page of one": ((None, 6), {"page_size": 1, "num_pages": 90}),
+    "page of one": ((None, 6), {"page_size": 1, "num_pages": 70}),
     "page of sixteen": ((None, 6), {"page_size": 16, "num_pages": 8}),
-    "pool of one sequence": ((None, 6), {"num_pages": 14}),
+    "pool of one sequence": ((None, 6), {"num_pages": 16}),
     "room for all": ((None, 6), {"num_pages": 200, "max_running": 12}),
     "eager device": ((None, 6), {"depth": 0}),
     "lazy device": ((None, 6), {"depth": 9}),
@@ -39,5 +48,14 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_soak_of_variant(name):
     windows, settings = VARIANTS[name]
-    rig = make_rig(windows, **{**TINY, "decode_steps": 4, **settings})
+    rig = make_rig(windows, **{**TINY, **settings})
     Soak(rig, num_requests=60, seed=2).run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_soak_of_100_000_requests(seed):
+    """5,000 requests for each of 20 seeds, every one through another variant."""
+    windows, settings = VARIANTS[list(VARIANTS)[seed % len(VARIANTS)]]
+    rig = make_rig(windows, seed=seed, **{**TINY, **settings})
+    Soak(rig, num_requests=5000, seed=100 + seed).run()
