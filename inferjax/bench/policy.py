@@ -5,7 +5,7 @@ import statistics
 import time
 from typing import Any
 
-from inferjax.engine.buckets import make_buckets
+from inferjax.engine.buckets import BucketPlan, sizes_up_to
 from inferjax.engine.config import EngineConfig
 from inferjax.engine.scheduler import Scheduler
 from inferjax.engine.sequence import Sequence
@@ -145,9 +145,9 @@ def _scheduler(config: EngineConfig, max_len: int) -> Scheduler:
         num_pages=(1 + config.max_running * -(-max_len // PAGE_SIZE) * 2,),
         windows=(None,),
         max_len=max_len,
-        buckets=make_buckets(
-            max_rows=config.max_rows,
-            max_running=config.max_running,
+        buckets=BucketPlan(
+            prefill_rows=sizes_up_to(config.max_rows, None),
+            decode_slots=sizes_up_to(config.max_running, None),
             row_tokens=config.row_tokens,
             num_layers=1,
         ),

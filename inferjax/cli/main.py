@@ -24,7 +24,10 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code: 0, 2 for an error, 130 after Ctrl-C."""
+    """Run the command line; return the exit code.
+
+    0, 1 when part of a batch failed, 2 for an error, 130 after Ctrl-C.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     args = parser_for(words).parse_args(words)
     try:

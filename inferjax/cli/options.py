@@ -48,6 +48,8 @@ ENGINE_HELP = {
     "cache_bytes": "memory of the cache (default: what is needed, or what is there)",
     "token_budget": "tokens of one step: one per running sequence, the rest for prompts",
     "row_tokens": "tokens of a row of a prefill",
+    "prefill_buckets": "numbers of rows that a prefill is compiled for",
+    "decode_buckets": "numbers of sequences that a decode is compiled for",
     "decode_steps": "tokens that every sequence draws in one dispatch",
     "prefix_caching": "find prompts that start alike in the cache",
     "eviction": "which cached pages go first",
@@ -79,8 +81,11 @@ def engine_config(args: argparse.Namespace, **defaults: object) -> Any:
     from inferjax.engine.config import EngineConfig
 
     # A flag of another dataclass may have the same name.
-    given = {name: getattr(args, name) for name in ENGINE_HELP if hasattr(args, name)}
-    return EngineConfig(**{**defaults, **given})
+    given: dict[str, Any] = dict(defaults)
+    for name in ENGINE_HELP:
+        if hasattr(args, name):
+            given[name] = _frozen(getattr(args, name))
+    return EngineConfig(**given)
 
 
 def add_fields(

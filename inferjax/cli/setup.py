@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-EXIT_OK, EXIT_ERROR, EXIT_INTERRUPTED = 0, 2, 130
+EXIT_OK, EXIT_PARTIAL, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def cache_folder() -> Path:
