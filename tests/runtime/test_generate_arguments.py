@@ -62,6 +62,27 @@ def test_generate_counts_the_longest_prompt_not_its_padding():
         ({"sampling": ij.SamplingParams(temperature=0, stop="x")}, InvalidSampling, "stop strings"),
         ({"sampling": ij.SamplingParams(temperature=0, bad_words="x")}, InvalidSampling, "text"),
         ({"sampling": ij.SamplingParams(temperature=0, logprobs=4)}, InvalidSampling, "logprobs=4"),
+        ({"sampling": ij.SamplingParams(temperature=0, echo=True)}, InvalidSampling, "echo"),
+        (
+            {"sampling": ij.SamplingParams(temperature=0, include_stop=True)},
+            InvalidSampling,
+            "include_stop",
+        ),
+        (
+            {"sampling": ij.SamplingParams(temperature=0, skip_special_tokens=False)},
+            InvalidSampling,
+            "skip_special_tokens",
+        ),
+        (
+            {"sampling": ij.SamplingParams(temperature=0, prompt_logprobs=0)},
+            InvalidSampling,
+            "prompt_logprobs=0",
+        ),
+        (
+            {"sampling": ij.SamplingParams(temperature=0, forced_token_ids=[1 << 20])},
+            InvalidSampling,
+            "forced_token_ids contains",
+        ),
         (
             {"sampling": ij.SamplingParams(seed=1), "key": jax.random.key(0)},
             InvalidSampling,

@@ -61,5 +61,9 @@ def test_stream_refuses_what_it_cannot_do():
         ij.stream(model, PROMPT, ij.SamplingParams(max_tokens=256))
     with pytest.raises(InvalidSampling, match="n=2"):
         ij.stream(model, PROMPT, ij.SamplingParams(n=2))
+    with pytest.raises(InvalidSampling, match="echo=True"):
+        ij.stream(model, PROMPT, ij.SamplingParams(echo=True))
+    with pytest.raises(InvalidSampling, match="prompt_logprobs=2"):
+        ij.stream(model, PROMPT, ij.SamplingParams(prompt_logprobs=2))
     with pytest.raises(InvalidSampling, match="tokenizer"):
         ij.stream(model, PROMPT, ij.SamplingParams(bad_words="no"))

@@ -66,6 +66,16 @@ def test_sorts_scatters_and_randomness_sit_inside_branches(mapped):
     assert not everywhere & {"sort", "approx_top_k"}
 
 
+def test_top_tokens_are_searched_for_in_a_branch():
+    def report(logits, key):
+        sampling = make_sampling(4, num_top=2)
+        return sample(logits, sampling, make_state(key, 0), top_logprobs=3).top_ids
+
+    jaxpr = jax.make_jaxpr(report)(*ARGUMENTS[:2]).jaxpr
+    assert "top_k" in set(every_primitive(jaxpr))
+    assert not {*SORTS} & set(always_run(jaxpr))
+
+
 def test_compiled_program_has_no_sort_at_all():
     """XLA turns a top-k whose result is sliced further into a sort of the whole row."""
     text = jax.jit(run).lower(*ARGUMENTS).compile().as_text()

@@ -1,10 +1,9 @@
 """Forced tokens and what rows ask to be told, against the NumPy reference; fixed widths."""
 
 import dataclasses
-import time
+import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy_sampler import Row, distribution, raw_logprobs
@@ -111,7 +110,9 @@ def test_chosen_logprob_of_the_drawn_id_is_its_logprob():
 
 
 def test_chosen_id_outside_the_vocabulary_sets_the_status_of_its_row_alone():
-    rows = [Row(logits=logits, logprob_ids=(V,) if i == 2 else (1,)) for i, logits in enumerate(LOGITS)]
+    rows = [
+        Row(logits=logits, logprob_ids=(V,) if i == 2 else (1,)) for i, logits in enumerate(LOGITS)
+    ]
     result = jit_sample(*to_arrays(rows), candidates=8)
     assert result.status.tolist() == [0, 0, int(Status.BAD_SAMPLING), 0, 0, 0, 0, 0]
     assert result.chosen_logprobs[2].tolist() == [0.0] * 4
@@ -196,19 +197,19 @@ def test_width_that_is_none_is_refused(fields):
         Widths(**fields)
 
 
-def test_sixteen_rows_are_built_in_well_under_a_millisecond():
+def test_building_rows_takes_a_few_calls_a_row():
+    """Counted, not timed: about 0.3 ms for 16 rows, all of it on the way to a dispatch."""
     rows = [SamplingParams(temperature=0.5, logit_bias={1: 2.0}), FULL] * 8
-    took = []
-    for _ in range(20):
-        start = time.perf_counter()
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        own = frame.f_code.co_filename.endswith(("sampling/rows.py", "sampling/widths.py"))
+        calls += event == "call" and own
+
+    sys.setprofile(count)
+    try:
         sampling_rows(rows, vocab_size=49_152, eos_ids=(2,), widths=Widths())
-        took.append(time.perf_counter() - start)
-    assert min(took) < 1e-3
-
-
-def test_top_tokens_are_searched_for_only_if_a_row_asks():
-    logits, sampling, state = to_arrays([Row(logits=row) for row in LOGITS])
-    text = str(jax.make_jaxpr(lambda x: jit_sample(x, sampling, state, top_logprobs=4))(logits))
-    assert "top_k" in text
-    branch = text.split("top_k")[0].rsplit("\n", 12)[-12:]
-    assert any("branches" in line or "cond" in line for line in branch) or jnp.size(logits)
+    finally:
+        sys.setprofile(None)
+    assert calls < 60 * len(rows)
