@@ -258,6 +258,7 @@ class Run:
             assert chunk.start < chunk.stop <= chunk.sequence.prefill_end
         for victim in plan.preempted:
             assert victim in running
+            assert victim.phase is Phase.WAITING
             key = (victim.order, victim.uid)
             stayed = [s for s in running if s.phase in (Phase.PREFILL, Phase.DECODE)]
             assert all((s.order, s.uid) < key for s in stayed)

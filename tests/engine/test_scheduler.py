@@ -3,7 +3,6 @@
 import pytest
 from policy_runs import Run
 
-from inferjax.engine.plan import Plan
 from inferjax.engine.sequence import Phase
 
 
@@ -165,7 +164,7 @@ def test_preempted_sequence_runs_only_what_the_cache_has_lost(num_plans, num_tok
     sequence = run.add(prompt(8), 24)
     settle(run, num_plans)
     assert len(sequence.tokens) == num_tokens
-    run.scheduler._preempt(sequence, Plan())
+    run.scheduler.preempt(sequence)
     plan = run.plan()
     assert spans(plan) == chunks
     assert plan.placed == plan.decode == [sequence]
@@ -204,6 +203,65 @@ def test_prompt_without_output_ends_with_its_last_chunk():
     assert sequence.phase is Phase.PREFILL
     run.collect()
     assert sequence.phase is Phase.FINISHED
+
+
+def test_pages_promised_to_a_prompt_are_not_given_to_the_next():
+    run = Run(num_pages=13, row_tokens=4, max_rows=2, token_budget=100, page_size=4)
+    run.add(prompt(28), 4)
+    short = run.add(prompt(4, 2), 4)
+    # 8 pages for the first one's life leave 4, of which one is for its growth.
+    assert uids(c.sequence for c in run.plan().chunks) == [0]
+    long = run.add(prompt(16, 3), 4)
+    for _ in range(3):
+        run.plan()
+    assert short.phase is Phase.DECODE
+    assert long.phase is Phase.WAITING
+    assert not run.seen["preempted"]
+    run.drain()
+
+
+def test_decoding_sequence_has_a_page_in_reserve():
+    run = Run(num_pages=6, decode_steps=1)
+    run.add(prompt(8), 8)
+    second = run.add(prompt(7, 2), 4)
+    run.plan()
+    # Three pages are taken and one is kept, so the two that are wanted are not there.
+    assert run.pages.pools[0].num_available == 2
+    assert second.phase is Phase.WAITING
+    run.drain()
+
+
+def test_decode_gives_back_pages_that_its_window_has_left():
+    run = Run(windows=(4,), decode_steps=1, num_pages=30)
+    sequence = run.add(prompt(20), 40)
+    for _ in range(12):
+        settle(run)
+        assert run.pages.pools[0].num_live <= 3
+    assert len(sequence.tokens) > 30
+
+
+def test_chunk_in_flight_keeps_its_window_until_the_next_plan():
+    # The chunk takes 5 pages of 5, and the first decode needs one more.
+    run = Run(windows=(4,), decode_steps=1, num_pages=6, row_tokens=16, max_rows=1)
+    sequence = run.add(prompt(16), 20)
+    run.plan()
+    sequence.max_len = 60
+    for _ in range(4):
+        run.plan()
+    assert not run.seen["preempted"]
+    assert sequence.phase is Phase.DECODE
+    run.drain()
+
+
+def test_lone_sequence_waits_for_results_that_move_its_window_on():
+    run = Run(windows=(4,), decode_steps=2, num_pages=4, row_tokens=4, max_rows=1)
+    sequence = run.add(prompt(5), 40)
+    for _ in range(20):
+        run.plan()
+    assert sequence.phase is Phase.DECODE
+    assert run.plan().empty
+    run.drain()
+    assert sequence not in run.spoiled
 
 
 def test_samples_fork_after_their_leaders_prefill():
