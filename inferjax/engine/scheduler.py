@@ -192,7 +192,8 @@ class Scheduler:
         while not self.pages.grow(sequence, upto):
             victim = self._running[-1]
             if len(self._running) > 1:
-                self._preempt(victim, plan)
+                self.preempt(victim)
+                plan.preempted.append(victim)
             elif not sequence.in_flight:
                 self._fail(sequence, plan)
             # Otherwise what is in flight may end it, or move its window on.
@@ -336,14 +337,13 @@ class Scheduler:
                 total = [a + b for a, b in zip(total, self._promise(sequence), strict=True)]
         return total
 
-    def _preempt(self, sequence: Sequence, plan: Plan) -> None:
+    def preempt(self, sequence: Sequence) -> None:
         """Send a running sequence back to the queue; what it has in flight still counts."""
         self._preemption.evicted(sequence)
         self._leave(sequence)
         sequence.phase = Phase.WAITING
         sequence.num_preemptions += 1
         self._waiting.push(sequence)
-        plan.preempted.append(sequence)
 
     def _fail(self, sequence: Sequence, plan: Plan) -> None:
         self.finish(sequence)
