@@ -89,15 +89,25 @@ class Outcome:
 
 
 class Soak:
-    """Drives `num_requests` through a rig, about `crowd` at a time, and aborts every other."""
+    """Drives `num_requests` through a rig, about `crowd` at a time, and aborts every other.
+
+    `fault_share` is the share of steps in which the device fails.
+    """
 
     def __init__(
-        self, rig: Rig, *, num_requests: int, seed: int, crowd: int = 12, abort_share: float = 0.5
+        self,
+        rig: Rig,
+        *,
+        num_requests: int,
+        seed: int,
+        crowd: int = 12,
+        abort_share: float = 0.5,
+        fault_share: float = 0.0,
     ) -> None:
         self.house, self.traffic = House(rig), Traffic(rig, seed)
         self.random = np.random.default_rng((seed, 1))
         self.crowd, self.room, self.abort_share = crowd, crowd, abort_share
-        self.left = num_requests
+        self.left, self.fault_share = num_requests, fault_share
         self.most = 60 * num_requests + 500
         self.dooms: dict[str, Doom] = {}
         self.aborted: collections.Counter[str] = collections.Counter()
@@ -109,7 +119,7 @@ class Soak:
             self._submit()
             self._abort()
             if engine.has_work:
-                house.step()
+                self._step()
             if self.random.random() < 0.05:
                 house.accounts.check_contents()
             assert house.num_steps < self.most, "requests starve"
@@ -122,6 +132,16 @@ class Soak:
             preemptions=totals.preemptions,
             hit_tokens=totals.prefix_hit_tokens,
         )
+
+    def _step(self) -> None:
+        oracle = self.house.rig.oracle
+        if self.random.random() < self.fault_share:
+            faults = (oracle.faults, oracle.read_faults)[self.random.integers(2)]
+            faults[oracle.num_dispatches] = RuntimeError("the device is gone")
+        try:
+            self.house.step()
+        except RuntimeError:
+            self.house.num_steps += 1
 
     def _submit(self) -> None:
         """Let a burst arrive when there is room; now and then the hour is busier or quieter."""

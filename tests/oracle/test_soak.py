@@ -1,5 +1,6 @@
 """Random traffic: every surviving token right, every account balanced after every step."""
 
+import jaxtyping
 import pytest
 from rig import make_rig
 from soak import Soak
@@ -10,13 +11,23 @@ TINY = {
     "max_len": 60,
     "max_running": 8,
     "decode_steps": 3,
+    "token_budget": 16,
     "priority_window": 20,
     "max_logprobs": 3,
 }
 
 
+@pytest.fixture
+def unchecked():
+    """Leave out the checks of argument types, which take four fifths of the time."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_soak_of_2000_requests():
-    rig = make_rig((None, 6, None), **TINY)
+    rig = make_rig((None, 6), **TINY)
     outcome = Soak(rig, num_requests=2000, seed=1).run()
     assert outcome.preemptions > 100
     assert outcome.hit_tokens > 5000
@@ -45,6 +56,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_soak_of_variant(name):
     windows, settings = VARIANTS[name]
@@ -52,7 +64,15 @@ def test_soak_of_variant(name):
     Soak(rig, num_requests=60, seed=2).run()
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_soak_with_a_device_that_fails():
+    rig = make_rig((None, 6), **TINY)
+    Soak(rig, num_requests=150, seed=3, fault_share=0.05).run()
+    assert rig.engine.stats().totals.recoveries > 10
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("seed", range(20))
 def test_soak_of_100_000_requests(seed):
     """5,000 requests for each of 20 seeds, every one through another variant."""
