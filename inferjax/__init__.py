@@ -25,7 +25,11 @@ from inferjax.sampling import Sampling, SamplingParams, make_sampling, sample
 
 __all__ = [
     "Beams",
+    "Completion",
     "DecodeState",
+    "Delta",
+    "Engine",
+    "EngineConfig",
     "Exec",
     "Generation",
     "InferjaxError",
