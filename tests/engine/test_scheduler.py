@@ -240,16 +240,16 @@ def test_decode_gives_back_pages_that_its_window_has_left():
     assert len(sequence.tokens) > 30
 
 
-def test_chunk_in_flight_keeps_its_window_until_the_next_plan():
-    # The chunk takes 5 pages of 5, and the first decode needs one more.
-    run = Run(windows=(4,), decode_steps=1, num_pages=6, row_tokens=16, max_rows=1)
-    sequence = run.add(prompt(16), 20)
+def test_window_is_trimmed_before_anybody_is_preempted():
+    run = Run(windows=(4,), decode_steps=1, num_pages=9, row_tokens=16, max_rows=1)
+    run.add(prompt(4), 60)
     run.plan()
-    sequence.max_len = 60
-    for _ in range(4):
-        run.plan()
+    second = run.add(prompt(16, 2), 60)
+    # All 8 pages are live when the second one decodes position 20, and 3 are behind its window.
+    plans = [run.plan() for _ in range(6)]
+    assert second in plans[-1].decode
+    assert second.pages[0][:3] == [0, 0, 0]
     assert not run.seen["preempted"]
-    assert sequence.phase is Phase.DECODE
     run.drain()
 
 

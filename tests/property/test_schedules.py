@@ -111,7 +111,7 @@ def machine_settings(num_examples, num_steps):
 
 
 def test_random_schedules_end_with_the_right_tokens():
-    run_state_machine_as_test(ScheduleMachine, settings=machine_settings(60, 30))
+    run_state_machine_as_test(ScheduleMachine, settings=machine_settings(40, 30))
 
 
 @pytest.mark.slow
@@ -148,11 +148,11 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_overcrowded_pool_gives_the_right_tokens(kind):
-    seen = soak(0, 600, **kind)
-    assert seen["preempted"] > 10
+    seen = soak(0, 300, **kind)
+    assert seen["preempted"] > 5
     assert seen["copies"] > 5
     assert seen["moves"] > 5
-    assert (seen["hits"] > 20) == kind.get("prefix_caching", True)
+    assert (seen["hits"] > 10) == kind.get("prefix_caching", True)
 
 
 @pytest.mark.slow
