@@ -59,7 +59,7 @@ class Served:
 class Run:
     """A load that has been served: its requests, its time, what the engine counted meanwhile.
 
-    `peak_live` are the most pages that sequences held at a time, per cache group.
+    `peak_live` are the most pages that sequences held after a step, per cache group.
     """
 
     served: tuple[Served, ...]

@@ -1,6 +1,7 @@
 """Throughput against latency: the same mix under one load after another, and the limit of both."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,13 +52,13 @@ def measure_levels(
 
 
 def _curve(levels: list[dict[str, Any]], roofline: Roofline) -> list[dict[str, Any]]:
-    """Return the limit for batches up to the largest seen, at the mean context and prefill."""
+    """Return the limit for batches beyond the largest seen, at the mean context and prefill."""
     found = [level["roofline"] for level in levels]
     context = sum(point["mean_context"] for point in found) / len(found)
     # The least prefill of any level, so that the curve is a limit for all.
     prefill = min(point["prefill_per_token"] for point in found)
     largest = max(point["mean_batch"] for point in found)
-    batches = sorted({1 << i for i in range(12) if 1 << i < largest} | {round(largest)})
+    batches = itertools.takewhile(lambda n: n <= 2 * largest, (1 << i for i in itertools.count()))
     points = []
     for batch in batches:
         limit = roofline.limit(Step(batch=batch, context=context, prefill=prefill))

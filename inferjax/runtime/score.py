@@ -154,7 +154,10 @@ def map_chunks(function: Callable[[Any], Any], rows: Any, chunk: int) -> Any:
         return jnp.pad(x, padding).reshape(num_chunks, chunk, *x.shape[1:])
 
     values = lax.map(function, jax.tree.map(split, rows))
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_rows], values)
+    # Spelled out: -1 is ambiguous where no top log-probabilities are wanted.
+    return jax.tree.map(
+        lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])[:num_rows], values
+    )
 
 
 def _hidden(
