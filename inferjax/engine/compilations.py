@@ -56,6 +56,7 @@ class CompileWatch:
         if self._compiled:
             self.count += 1
             self.seconds += time.perf_counter() - began
+        if self._compiled or not self.sealed:
             # An array that was donated still knows its shape.
             shapes = _describe(args)
             self._report(name, shapes)

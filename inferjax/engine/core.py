@@ -90,6 +90,11 @@ class Core:
         self.collector.outbox.clear()
         return deltas
 
+    def drain(self) -> None:
+        """Wait for what was dispatched beyond the end of all requests."""
+        while self._flights:
+            self.collector.collect(self._flights.popleft())
+
     def _fill(self) -> None:
         """Dispatch until the device has work beyond what is waited for."""
         while len(self._flights) <= self._depth:

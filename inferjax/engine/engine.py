@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import tqdm
 
@@ -223,12 +224,13 @@ class Engine:
 
         Raises: InvalidInput while requests run or wait.
         """
-        if self._core.has_work:
+        if self._core.requests:
             raise InvalidInput(
                 f"{len(self._core.requests)} requests are running or waiting",
                 why="their keys and values were computed with the old weights",
                 fix="let them finish, or abort them first",
             )
+        self._core.drain()
         self._core.programs.params = params
         self._revision += 1
 
@@ -291,9 +293,7 @@ class Engine:
                 self.abort(name)
 
 
-def _pairs(
-    prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams]
-) -> list[tuple[Prompt, SamplingParams]]:
+def _pairs(prompts: Any, sampling: Any) -> list[tuple[Prompt, SamplingParams]]:
     if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
         raise InvalidInput(
             f"prompts is a {type(prompts).__name__}",
