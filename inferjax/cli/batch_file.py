@@ -6,10 +6,10 @@ A result names its line by index and digest, so a run that was broken off goes o
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 from inferjax.errors import InvalidInput
 
@@ -29,7 +29,7 @@ class Line:
         return hashlib.sha256(self.content.strip()).hexdigest()[:16]
 
 
-def read_lines(file: BinaryIO) -> Iterator[Line]:
+def read_lines(file: Iterable[bytes]) -> Iterator[Line]:
     """Yield the lines that are not empty; only one is in memory at a time."""
     for index, content in enumerate(file):
         if content.strip():

@@ -1,39 +1,14 @@
 import io
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import pre_tokenizers
 
 from inferjax.cli import main as cli
 
-TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory, tiny) -> Path:
-    """The tiny llama with a vocabulary of single bytes and a chat template."""
-    folder = tmp_path_factory.mktemp("model") / "bytes"
-    shutil.copytree(tiny / "llama", folder)
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {letter: 3 + i for i, letter in enumerate(letters)}
-    core = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.decoder = decoders.ByteLevel()
-    core.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("INFERJAX_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cli-cache"))
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def generate(model: Path, *words: str, max_tokens: int = 6) -> int:
