@@ -46,7 +46,8 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         sizes = make_sizes(model, config, exec)
-        self._model, self._config, self._sizes, self._clock = model, config, sizes, clock
+        self._model, self._config, self._exec = model, config, exec
+        self._sizes, self._clock = sizes, clock
         self._desk = Desk(
             model_config=model.config,
             tokenizer=model.tokenizer,
@@ -96,8 +97,7 @@ class Engine:
             cache_salt=cache_salt or "",
             submitted=self._clock(),
         )
-        origin = (str(self._model.path), str(self._revision))
-        self._core.enter(make_track(request, self._model.tokenizer, self._config, origin))
+        self._core.enter(make_track(request, self._model.tokenizer, self._config, self._origin()))
         return name
 
     def step(self) -> list[Delta]:
@@ -247,6 +247,13 @@ class Engine:
     def max_len(self) -> int:
         """The tokens that a sequence may have, prompt included."""
         return self._sizes.max_len
+
+    def _origin(self) -> tuple[str, ...]:
+        """Return what cached pages depend on beside their tokens and their salt."""
+        adapter = ""  # none can be loaded yet
+        layout = (self._exec.kv_dtype, self._exec.page_size, self._exec.exact)
+        model = (self._model.path, self._revision, self._model.config.dtype, adapter)
+        return tuple(str(part) for part in (*model, *layout))
 
     @property
     def _full(self) -> bool:

@@ -116,16 +116,19 @@ def make_track(
 ) -> RequestTrack:
     """Return a request's samples, ready for the scheduler; `origin` names the model and weights."""
     sampling, prompt_len = request.sampling, len(request.prompt_ids)
+    skip = sampling.skip_special_tokens
 
     def text_stream() -> TextStream:
         return TextStream(
-            None if tokenizer is None else tokenizer.detokenizer(),
+            None if tokenizer is None else tokenizer.detokenizer(skip_special_tokens=skip),
             stops=sampling.stop,
             min_tokens=sampling.min_tokens,
             include_stop=sampling.include_stop,
         )
 
-    echo = tokenizer.decode(request.prompt_ids) if sampling.echo and tokenizer is not None else ""
+    echo = ""
+    if sampling.echo and tokenizer is not None:
+        echo = tokenizer.decode(request.prompt_ids, skip_special_tokens=skip)
     track = RequestTrack(request=request, text_stream=text_stream, echo_text=echo)
     track.scores, track.top_scores = [None] * prompt_len, [None] * prompt_len
     root = cache_root(*origin, request.cache_salt)

@@ -252,3 +252,15 @@ def test_a_stop_string_ends_the_text_before_it():
     assert without.samples[0].stop_reason == stop
     assert len(without.token_ids) < 40
     assert engine.stats().running == 0
+
+
+def test_special_tokens_are_in_the_text_only_if_wanted():
+    engine = text_engine()
+    fields = {"temperature": 0.0, "max_tokens": 4, "ignore_eos": True, "echo": True}
+    fields["forced_token_ids"] = [104, 1, 108]
+    hidden, shown = engine.generate(
+        [[1, 107]] * 2,
+        [ij.SamplingParams(**fields), ij.SamplingParams(**fields, skip_special_tokens=False)],
+    )
+    assert shown.text.count("<|im_start|>") == 2
+    assert hidden.text == shown.text.replace("<|im_start|>", "")
