@@ -3,7 +3,7 @@
 from inferjax.engine.completion import Completion, Delta, Sample, Timings, Tokens, Usage
 from inferjax.engine.config import EngineConfig
 from inferjax.engine.engine import Engine
-from inferjax.engine.stats import Counters, Stats
+from inferjax.engine.stats import Counters, SequenceView, Stats
 
 __all__ = [
     "Completion",
@@ -12,6 +12,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "Sample",
+    "SequenceView",
     "Stats",
     "Timings",
     "Tokens",

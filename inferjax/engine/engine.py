@@ -18,8 +18,8 @@ from inferjax.engine.dispatch import Programs
 from inferjax.engine.programs import DevicePrograms
 from inferjax.engine.request import Desk, Prompt, Request, check_labels, decide_seed
 from inferjax.engine.sizes import make_scheduler, make_sizes
-from inferjax.engine.stats import Stats
-from inferjax.engine.track import failed_completion, make_track
+from inferjax.engine.stats import SequenceView, Stats
+from inferjax.engine.track import failed_completion, make_track, view_of
 from inferjax.errors import EngineFull, InferjaxError, InvalidInput, InvalidSampling
 from inferjax.params import Params
 from inferjax.sampling import SamplingParams
@@ -216,6 +216,18 @@ class Engine:
             totals=dataclasses.replace(self._core.counters),
             **self._core.programs.facts(),
         )
+
+    def sequences(self) -> list[SequenceView]:
+        """Return the samples that wait or run, with their block tables, in order of submission.
+
+        It costs time in proportion to the pages in use: for watching, not for every step.
+        """
+        return [
+            view_of(sample)
+            for request in self._core.requests.values()
+            for sample in request.samples
+            if sample.finish_reason is None
+        ]
 
     def update_params(self, params: Params) -> None:
         """Take new weights of the same model, as after a training step; nothing is compiled.

@@ -1,4 +1,4 @@
-"""What an engine counts: totals since its start, and gauges of this moment."""
+"""What an engine shows of itself: totals since its start, and what is so at this moment."""
 
 import dataclasses
 
@@ -61,6 +61,26 @@ class Stats:
     def decode_padding(self) -> float:
         """The share of decoded rows that belonged to no sequence."""
         return _share(self.totals.padded_rows, self.totals.decode_rows)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceView:
+    """One sample of a request at this moment, for people who watch.
+
+    phase: "waiting", "prefill" or "decode". slot: its row in the decode state, None without one.
+    num_tokens: prompt and output collected so far. pages: its block table in every cache group;
+    entry j is the page of tokens [j * page_size, ...), 0 where a window has left it. A page in
+    several tables is shared.
+    """
+
+    request_id: str
+    index: int
+    phase: str
+    slot: int | None
+    prompt_tokens: int
+    num_tokens: int
+    num_preemptions: int
+    pages: tuple[tuple[int, ...], ...]
 
 
 def _share(waste: int, use: int) -> float:

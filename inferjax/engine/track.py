@@ -19,6 +19,7 @@ from inferjax.engine.config import EngineConfig
 from inferjax.engine.dispatch import Drawn
 from inferjax.engine.request import Request
 from inferjax.engine.sequence import Sequence
+from inferjax.engine.stats import SequenceView
 from inferjax.engine.text import TextStream
 from inferjax.errors import InferjaxError
 from inferjax.kv.prefix import cache_root
@@ -204,4 +205,19 @@ def delta_of(track: SampleTrack, text: str, tokens: Tokens) -> Delta:
         tokens=tokens,
         finish_reason=track.finish_reason,
         stop_reason=track.stop_reason,
+    )
+
+
+def view_of(track: SampleTrack) -> SequenceView:
+    """Return what can be seen of a sample that waits or runs."""
+    sequence = track.sequence
+    return SequenceView(
+        request_id=track.request.request.request_id,
+        index=track.index,
+        phase=sequence.phase.value,
+        slot=sequence.slot if sequence.slot >= 0 else None,
+        prompt_tokens=sequence.prompt_len,
+        num_tokens=len(sequence.tokens),
+        num_preemptions=sequence.num_preemptions,
+        pages=tuple(tuple(pages) for pages in sequence.pages),
     )
