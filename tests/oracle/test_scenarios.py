@@ -4,7 +4,6 @@ import pytest
 from house import House
 from rig import Wish, make_rig
 
-from inferjax.engine.plan import Plan
 from inferjax.errors import InvalidInput
 from inferjax.sampling import SamplingParams
 
@@ -93,7 +92,7 @@ def test_resume_from_the_cache_alone_needs_no_prefill():
     scheduler = house.accounts.scheduler
     # Everything under way comes back before the sequence loses its pages.
     step_until(house, lambda: len(sequence.tokens) == 16)
-    scheduler._preempt(sequence, Plan())
+    scheduler.preempt(sequence)
     extends = house.rig.engine.stats().totals.extend_dispatches
     house.run()
     assert house.rig.engine.stats().totals.extend_dispatches - extends <= 1
