@@ -7,7 +7,7 @@ ever owns it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -121,12 +121,32 @@ def copy_group_pages(
     return KVCache(groups=tuple(pools))
 
 
+def rewrite_keys(
+    pool: Float[Array, "L P K C S W"],
+    layer: int,
+    source: Int[Array, " N"],
+    target: Int[Array, " N"],
+    change: Callable[[Array], Array],
+) -> Float[Array, "L P K C S W"]:
+    """Copy pages of one layer, with their keys [N, K, S, W] changed on the way.
+
+    A page may be its own target; a target that is the trash page or -1 is padding.
+    """
+    pages = pool.at[layer, source].get(mode="clip")
+    pages = pages.at[:, :, 0].set(change(pages[:, :, 0]))
+    return pool.at[layer, _real_targets(pool, target)].set(pages, mode="drop")
+
+
 def _copied(
     pool: Float[Array, "L P K C S W"], source: Int[Array, " N"], target: Int[Array, " N"]
 ) -> Float[Array, "L P K C S W"]:
-    nowhere = pool.shape[1]
-    target = jnp.where(target > TRASH_PAGE, target, nowhere)
-    return pool.at[:, target].set(pool.at[:, source].get(mode="clip"), mode="drop")
+    pages = pool.at[:, source].get(mode="clip")
+    return pool.at[:, _real_targets(pool, target)].set(pages, mode="drop")
+
+
+def _real_targets(pool: Float[Array, "L P K C S W"], target: Int[Array, " N"]) -> Int[Array, " N"]:
+    """Return targets with padding moved beyond the pool, where writes are dropped."""
+    return jnp.where(target > TRASH_PAGE, target, pool.shape[1])
 
 
 def locate(

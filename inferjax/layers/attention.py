@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int
 from inferjax.config import Attention
 from inferjax.layers.context import Dense, Mask, Paged, attend
 from inferjax.layers.norm import normalize
-from inferjax.layers.rope import apply_rope
+from inferjax.layers.rope import apply_rope, turn
 from inferjax.params import AttentionParams
 from inferjax.quant.linear import linear
 
@@ -40,3 +40,10 @@ def attention[C: (Dense, Paged)](
     )
     out, context = attend(context, q, jnp.stack([k, v], axis=3), mask, group, layer)
     return linear(out, w.wo, "BTKGH,KGHD->BTD", w.bo), context
+
+
+def turn_keys(
+    keys: Float[Array, "*tokens H"], spec: Attention, distance: int
+) -> Float[Array, "*tokens H"]:
+    """Return keys as if their tokens stood `distance` positions further on."""
+    return keys if spec.rope is None else turn(keys, distance, spec.rope)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from inferjax.config import LatentAttention
 from inferjax.layers.context import Dense, Mask, Paged, attend
 from inferjax.layers.norm import normalize
-from inferjax.layers.rope import apply_rope
+from inferjax.layers.rope import apply_rope, turn
 from inferjax.params import LatentParams
 from inferjax.quant.linear import linear
 
@@ -47,3 +47,11 @@ def latent_attention[C: (Dense, Paged)](
     )
     values = linear(out[:, :, 0], w.wv_b, "BTNR,NRH->BTNH")
     return linear(values, w.wo, "BTNH,NHD->BTD", w.bo), context
+
+
+def turn_latents(
+    latents: Float[Array, "*tokens W"], spec: LatentAttention, distance: int
+) -> Float[Array, "*tokens W"]:
+    """Return latents as if their tokens stood `distance` positions further on: only rope moves."""
+    rotated = turn(latents[..., spec.kv_rank :], distance, spec.rope)
+    return jnp.concatenate([latents[..., : spec.kv_rank], rotated], axis=-1)

@@ -28,11 +28,27 @@ def apply_rope(
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     if scale != 1.0:
         cos, sin = cos * scale, sin * scale
-    half = rope.dim // 2
+    return _rotated(x, cos, sin)
+
+
+def turn(x: Float[Array, "*tokens H"], distance: int, rope: Rope) -> Float[Array, "*tokens H"]:
+    """Move keys that have been rotated already on by `distance` positions, or back.
+
+    The factor that a scaling rule puts on cos and sin is in them: it is not applied again.
+    """
+    frequencies, _ = inverse_frequencies(rope)
+    angles = distance * frequencies.astype(np.float64).reshape((1,) * (x.ndim - 1) + (-1,))
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    return _rotated(x, jnp.asarray(cos), jnp.asarray(sin))
+
+
+def _rotated(x: Array, cos: Array, sin: Array) -> Array:
+    """Rotate as many pairs as there are angles, in float32; further dimensions stay."""
+    half = cos.shape[-1]
     first = x[..., :half].astype(jnp.float32)
-    second = x[..., half : rope.dim].astype(jnp.float32)
+    second = x[..., half : 2 * half].astype(jnp.float32)
     rotated = [first * cos - second * sin, second * cos + first * sin]
-    kept = [x[..., rope.dim :]] if rope.dim < x.shape[-1] else []
+    kept = [x[..., 2 * half :]] if 2 * half < x.shape[-1] else []
     return jnp.concatenate([*(part.astype(x.dtype) for part in rotated), *kept], axis=-1)
 
 

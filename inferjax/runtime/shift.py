@@ -1,0 +1,47 @@
+"""Tokens that move to earlier positions without being computed again: only their keys turn.
+
+A rotary key at position p is the unrotated key turned by p times an angle, so a constant turn moves
+it to another position. What it says of its content stays what it was: tokens that are gone have
+left their traces in it.
+
+Source: StreamingLLM, arXiv 2309.17453, section 3.2, with the context shift of llama.cpp.
+"""
+
+import functools
+
+import jax
+from jaxtyping import Array, Int
+
+from inferjax.config import LatentAttention, ModelConfig
+from inferjax.kv.cache import KVCache, rewrite_keys
+from inferjax.layers.attention import turn_keys
+from inferjax.layers.mla import turn_latents
+from inferjax.sharding import automatic
+
+
+@jax.jit(static_argnames=("config", "distance"), donate_argnames=("cache",))
+@automatic(lambda cache, *_: cache)
+def shift_pages(
+    cache: KVCache,
+    sources: tuple[Int[Array, " M"], ...],
+    targets: tuple[Int[Array, " M"], ...],
+    *,
+    config: ModelConfig,
+    distance: int,
+) -> KVCache:
+    """Write pages of every group into `targets`, their tokens `distance` positions further back.
+
+    A page may be its own target; a target of 0 or -1 is padding. The cache is donated.
+    """
+    pools, places = list(cache.groups), [0] * len(cache.groups)
+    for spec in config.layers:
+        group, attention = spec.group, spec.attention
+        if isinstance(attention, LatentAttention):
+            change = functools.partial(turn_latents, spec=attention, distance=-distance)
+        else:
+            change = functools.partial(turn_keys, spec=attention, distance=-distance)
+        pools[group] = rewrite_keys(
+            pools[group], places[group], sources[group], targets[group], change
+        )
+        places[group] += 1
+    return KVCache(groups=tuple(pools))
