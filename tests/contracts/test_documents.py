@@ -60,14 +60,18 @@ def test_document_links_lead_somewhere(document):
     assert broken == []
 
 
-def test_readme_python_block_is_valid():
-    (code,) = blocks(ROOT / "README.md", "python")
-    ast.parse(code)
+def readme_code() -> str:
+    """Return the README's Python blocks as one program: a later one uses an earlier one's model."""
+    return "\n".join(blocks(ROOT / "README.md", "python"))
+
+
+def test_readme_python_blocks_are_valid():
+    ast.parse(readme_code())
 
 
 @pytest.mark.model
-def test_readme_python_block_runs():
-    (code,) = blocks(ROOT / "README.md", "python")
+def test_readme_python_blocks_run():
+    code = readme_code()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) > 3
