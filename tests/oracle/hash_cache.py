@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from hash_model import SPOTS, at_spot, join
+from hash_model import SPOTS, at_spot, join, turned
 from lazy import Violation
 
 from inferjax.config import ModelConfig, cache_groups
@@ -62,6 +62,17 @@ class HashCache:
         if len(np.unique(targets[real])) < real.sum() or np.isin(sources, targets[real]).any():
             raise Violation(f"copies overlap: {sources} -> {targets}")
         self.pools[group][:, targets] = self.pools[group][:, sources]
+
+    def shift(self, sources: tuple[np.ndarray, ...], targets: tuple[np.ndarray, ...]) -> None:
+        """Move pages with every key hashed once more; padding has target 0."""
+        for group, (source, target) in enumerate(zip(sources, targets, strict=True)):
+            real = target != 0
+            self._check_pages(group, source[real])
+            self._check_pages(group, target[real])
+            if len(np.unique(target[real])) < real.sum():
+                raise Violation(f"shifts overlap: {source} -> {target}")
+            pool = self.pools[group]
+            pool[:, target[real]] = turned(pool[:, source[real]])
 
     def forward(self, batch: Batch) -> np.ndarray:
         """Write the tokens' keys, read all they see, and return the final hidden values [B, T]."""

@@ -68,6 +68,11 @@ def at_spot(value, spot):
     return mix((value + spot) & MASK)
 
 
+def turned(key):
+    """Return the key of a token that has moved back."""
+    return join(key, 1_000_033)
+
+
 def seed_of(hidden, history, prompt_len, rules):
     """Return what decides the next token but for the randomness."""
     return join(join(join(hidden, history), prompt_len), rules)

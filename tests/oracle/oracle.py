@@ -62,6 +62,11 @@ class Oracle:
         _check(np.int32, sources, targets)
         self.queue.add(lambda: self.cache.copy(group, sources, targets), (sources, targets))
 
+    def shift(self, sources: tuple[np.ndarray, ...], targets: tuple[np.ndarray, ...]) -> None:
+        """Rewrite pages whose tokens move back."""
+        _check(np.int32, *sources, *targets)
+        self.queue.add(lambda: self.cache.shift(sources, targets), (*sources, *targets))
+
     def place(self, rows: Rows) -> None:
         """Move slots and write new rows."""
         arrays = _arrays_of(rows)
