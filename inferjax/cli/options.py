@@ -51,6 +51,8 @@ ENGINE_HELP = {
     "prefill_buckets": "numbers of rows that a prefill is compiled for",
     "decode_buckets": "numbers of sequences that a decode is compiled for",
     "decode_steps": "tokens that every sequence draws in one dispatch",
+    "overflow": "refuse what outgrows --max-len, or drop older text: refuse or lossy_sinks",
+    "sink_tokens": "first tokens that lossy_sinks never drops",
     "prefix_caching": "find prompts that start alike in the cache",
     "eviction": "which cached pages go first",
     "priority_window": "later requests that one level of priority is worth",

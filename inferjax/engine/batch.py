@@ -11,7 +11,7 @@ import numpy as np
 
 from inferjax.engine.buckets import BucketPlan, bucket_for
 from inferjax.engine.dispatch import Decode, Extend, Rows
-from inferjax.engine.plan import Chunk, Plan
+from inferjax.engine.plan import Chunk, Plan, Shift
 from inferjax.engine.sequence import Sequence
 from inferjax.sampling import SamplingParams
 
@@ -56,6 +56,16 @@ class Batches:
         shape = (self._num_slots, pages_per_row)
         self._tables = [np.zeros(shape, np.int32) for _ in range(num_groups)]
         self._owners: list[int | None] = [None] * self._num_slots
+
+    def shift(self, shift: Shift) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+        """Return sources and targets per cache group, filled up to the entries of a table."""
+        return self._page_rows(shift.sources), self._page_rows(shift.targets)
+
+    def _page_rows(self, groups: tuple[list[int], ...]) -> tuple[np.ndarray, ...]:
+        rows = tuple(np.zeros(table.shape[1], np.int32) for table in self._tables)
+        for row, pages in zip(rows, groups, strict=True):
+            row[: len(pages)] = pages
+        return rows
 
     def rows(self, plan: Plan) -> list[Rows]:
         """Return the writes to the decode state; moves go with the first."""

@@ -9,17 +9,21 @@ SECONDS_PER_LAYER = 0.15
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BucketPlan:
-    """Sizes that are compiled: rows of a prefill, and slots of a decode."""
+    """Sizes that are compiled: rows of a prefill, and slots of a decode.
+
+    `shifts` says whether sequences may outgrow their context, which takes one more program.
+    """
 
     prefill_rows: tuple[int, ...]
     decode_slots: tuple[int, ...]
     row_tokens: int
     num_layers: int
+    shifts: bool = False
 
     @property
     def num_programs(self) -> int:
-        """Every prefill and decode size, and four that are there once: see `programs.py`."""
-        return len(self.prefill_rows) + len(self.decode_slots) + 4
+        """Every prefill and decode size, and those that are there once: see `programs.py`."""
+        return len(self.prefill_rows) + len(self.decode_slots) + 4 + self.shifts
 
     @property
     def seconds(self) -> float:

@@ -125,7 +125,7 @@ class Collector:
         request = sample.request.request
         count = int(drawn.counts[row])
         tokens = tokens_of(drawn, row, count, request)
-        total = len(sequence.tokens) - sequence.prompt_len + count
+        total = sequence.num_drawn + count
         reason, cause = self._end_of(sample, tokens, total, bool(drawn.done[row]))
         silent = 1 if reason == "stop" and not request.sampling.include_stop else 0
         pushed = sample.text.push(tokens.ids[: count - silent])
@@ -151,7 +151,8 @@ class Collector:
                 return "stop", last
             if last in self._eos_ids and not sampling.ignore_eos:
                 return "stop", None
-        return "length", None
+        # A row whose context is full is done too; see `overflow.py`.
+        return None if sample.sequence.beyond else "length", None
 
     def _finish(
         self,

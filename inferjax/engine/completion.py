@@ -54,11 +54,16 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens that a request took; `cached_tokens` of the prompt were found in the cache."""
+    """Tokens that a request took; `cached_tokens` of the prompt were found in the cache.
+
+    `dropped_tokens`, of prompt and output, over all samples, were no longer seen by the model when
+    the last token was drawn; always 0 unless `EngineConfig.overflow` is lossy.
+    """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    dropped_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, ClassVar
 
+from inferjax.engine.overflow import OVERFLOWS
 from inferjax.errors import UnsupportedConfig
 from inferjax.kv.eviction import EVICTIONS
 from inferjax.sampling.widths import Widths
@@ -13,6 +14,7 @@ SMALLEST_SIZES = {
     "token_budget": 1,
     "row_tokens": 1,
     "decode_steps": 1,
+    "sink_tokens": 0,
     "max_logprobs": 0,
     "priority_window": 0,
     "max_waiting": 1,
@@ -37,6 +39,9 @@ class EngineConfig:
     prefill_buckets, decode_buckets: rows of a prefill and sequences of a decode that are compiled,
       ascending; the largest are added. None is the powers of two. Fewer compile sooner, and pad
       more.
+    overflow: what becomes of a request that needs more than `max_len`: "refuse" it, or
+      "lossy_sinks": when a sequence is full, the older half of what follows its first `sink_tokens`
+      (whole pages) is dropped, and `Usage.dropped_tokens` says how much. Quality is lost.
     prefix_caching: keep full pages after their sequence has ended, for prompts that start alike.
     eviction: which of these pages goes first.
     priority_window: a request of priority p waits as if it had come p times this many requests
@@ -63,6 +68,8 @@ class EngineConfig:
     decode_steps: int = 8
     prefill_buckets: tuple[int, ...] | None = None
     decode_buckets: tuple[int, ...] | None = None
+    overflow: str = "refuse"
+    sink_tokens: int = 64
     prefix_caching: bool = True
     eviction: str = "lru"
     priority_window: int = 1000
@@ -86,10 +93,10 @@ class EngineConfig:
         for name in ("prefix_caching", "overlap", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise UnsupportedConfig(f"{name}={getattr(self, name)!r}", fix="use True or False")
-        if self.eviction not in EVICTIONS:
-            raise UnsupportedConfig(
-                f"eviction={self.eviction!r}", fix=f"use one of {', '.join(EVICTIONS)}"
-            )
+        for name, known in (("eviction", EVICTIONS), ("overflow", OVERFLOWS)):
+            value = getattr(self, name)
+            if value not in known:
+                raise UnsupportedConfig(f"{name}={value!r}", fix=f"use one of {', '.join(known)}")
         if self.seed is not None:
             self._check_size("seed", self.seed, 0, 2**64 - 1)
         if not isinstance(self.widths, Widths):

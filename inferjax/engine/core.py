@@ -14,6 +14,7 @@ from inferjax.engine.batch import Batches, Row
 from inferjax.engine.collect import Collector, DecodeFlight, ExtendFlight, Flight
 from inferjax.engine.completion import Delta
 from inferjax.engine.dispatch import Programs
+from inferjax.engine.overflow import row_sampling
 from inferjax.engine.plan import Plan
 from inferjax.engine.scheduler import Scheduler
 from inferjax.engine.sequence import Sequence
@@ -123,6 +124,9 @@ class Core:
 
     def _dispatch(self, plan: Plan) -> None:
         """Hand a plan to the device, in the order that the plan relies on."""
+        for shift in plan.shifts:
+            self.programs.shift(*self._batches.shift(shift))
+        self.counters.shifts += len(plan.shifts)
         for group in sorted({copy.group for copy in plan.copies}):
             pairs = [(c.source, c.target) for c in plan.copies if c.group == group]
             sources, targets = np.array(pairs, np.int32).T
@@ -167,11 +171,12 @@ class Core:
     def _row_of(self, sequence: Sequence) -> Row:
         sample = self.collector.tracks[sequence.uid]
         request = sample.request.request
+        sampling = row_sampling(request.sampling, sequence)
         return Row(
-            key=request.key,
+            key=request.key(sum(sequence.lost)),
             sample_index=sample.index,
-            forced=tuple(request.sampling.forced_token_ids),
-            sampling=request.sampling,
+            forced=tuple(sampling.forced_token_ids),
+            sampling=sampling,
         )
 
     def _recover(self) -> None:

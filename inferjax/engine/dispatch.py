@@ -110,6 +110,10 @@ class Programs(Protocol):
         """Copy pages within a cache group."""
         ...
 
+    def shift(self, sources: tuple[np.ndarray, ...], targets: tuple[np.ndarray, ...]) -> None:
+        """Write pages, int32 [M] per cache group, to others or back, their keys turned."""
+        ...
+
     def place(self, rows: Rows) -> None:
         """Move slots and write new rows."""
         ...

@@ -53,6 +53,7 @@ class Engine:
             tokenizer=model.tokenizer,
             config=config,
             max_len=sizes.max_len,
+            middle=sizes.middle,
         )
         self._core = Core(
             model_config=model.config,
@@ -257,7 +258,7 @@ class Engine:
 
     @property
     def max_len(self) -> int:
-        """The tokens that a sequence may have, prompt included."""
+        """The tokens that a sequence may have, prompt included; at a time, if it may overflow."""
         return self._sizes.max_len
 
     def _origin(self) -> tuple[str, ...]:

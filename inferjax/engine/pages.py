@@ -7,7 +7,7 @@ of a window of W sees positions above q - W.
 
 from collections.abc import Sequence as List
 
-from inferjax.engine.plan import Copy
+from inferjax.engine.plan import Copy, Shift
 from inferjax.engine.sequence import Sequence
 from inferjax.kv.pool import PagePool
 from inferjax.kv.prefix import page_digests
@@ -119,7 +119,7 @@ class SequencePages:
     def register(self, sequence: Sequence, upto: int) -> None:
         """Make the full pages below `upto` findable, where their contents are not yet."""
         count = min(upto, len(sequence.tokens)) // self.page_size
-        if not self.prefix_caching or count <= sequence.registered:
+        if not self.prefix_caching or sequence.spliced or count <= sequence.registered:
             return
         self._extend_digests(sequence, count)
         for j in range(sequence.registered, count):
@@ -167,6 +167,39 @@ class SequencePages:
         child.table_changed = True
         return copies
 
+    def can_splice(self, sequence: Sequence, start: int, stop: int) -> bool:
+        """Return whether there are new pages for those behind `stop` that others hold too."""
+        first, last = start // self.page_size, stop // self.page_size
+        for pool, pages in zip(self.pools, sequence.pages, strict=True):
+            gained = sum(1 for page in pages[first:last] if page and pool.holders(page) == 1)
+            shared = sum(1 for page in pages[last:] if page and pool.holders(page) > 1)
+            self.operations += len(pages) - first
+            if shared > pool.num_available + gained:
+                return False
+        return True
+
+    def splice(self, sequence: Sequence, start: int, stop: int) -> Shift:
+        """Take the pages of tokens [start, stop) out of a sequence; those behind are rewritten.
+
+        A page that others hold stays theirs, and another one takes its place. What is rewritten can
+        no longer be found.
+
+        Raises: PageError when a group has no page; ask `can_splice` first.
+        """
+        first, last = start // self.page_size, stop // self.page_size
+        sources, targets = [], []
+        for pool, pages in zip(self.pools, sequence.pages, strict=True):
+            for page in reversed(pages[first:last]):
+                if page:
+                    pool.give(page)
+            sources.append(pages[last:])
+            targets.append([_own(pool, page) for page in pages[last:]])
+            self.operations += len(pages) - first
+            pages[first:] = targets[-1]
+        sequence.computed -= stop - start
+        sequence.spliced = sequence.table_changed = True
+        return Shift(sources=tuple(sources), targets=tuple(targets))
+
     def release(self, sequence: Sequence) -> None:
         """Give all pages back, the last ones first; twice does no harm."""
         for pool, pages in zip(self.pools, sequence.pages, strict=False):
@@ -176,7 +209,7 @@ class SequencePages:
             self.operations += len(pages)
         sequence.pages = ()
         sequence.computed = sequence.registered = 0
-        sequence.table_changed = True
+        sequence.spliced, sequence.table_changed = False, True
 
     def fresh(self, num_pages: int, computed: int, upto: int, span: int) -> list[int]:
         """Return per group how many pages beyond its first `num_pages` a sequence has yet to take.
@@ -228,3 +261,15 @@ class SequencePages:
 
     def _extend_digests(self, sequence: Sequence, count: int) -> None:
         page_digests(sequence.root, sequence.tokens, self.page_size, sequence.digests, count)
+
+
+def _own(pool: PagePool, page: int) -> int:
+    """Return a page that one sequence alone holds and nobody finds: this one or another."""
+    if not page:
+        return 0
+    if pool.holders(page) == 1:
+        pool.forget(page)
+        return page
+    own = pool.take()
+    pool.give(page)
+    return own

@@ -28,15 +28,27 @@ class Copy:
     target: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """Page `sources[g][i]` of group g is written to `targets[g][i]`, its keys turned back.
+
+    It comes before the copies: what it reads may be given out in the same plan. 0 is no page.
+    """
+
+    sources: tuple[list[int], ...]
+    targets: tuple[list[int], ...]
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Plan:
-    """One step: copies, then one extend over `chunks`, then one decode of `steps` tokens.
+    """One step: shifts, copies, one extend over `chunks`, then one decode of `steps` tokens.
 
     moves: slots that change, (old, new), to keep the occupied ones together. placed: sequences
     whose row must be written into the decode state, for they have a slot since this plan.
     failed: sequences that can never fit. preempted: for the record.
     """
 
+    shifts: list[Shift] = dataclasses.field(default_factory=list)
     copies: list[Copy] = dataclasses.field(default_factory=list)
     moves: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     placed: list[Sequence] = dataclasses.field(default_factory=list)

@@ -14,10 +14,11 @@ from inferjax.engine.compilations import CompileWatch
 from inferjax.engine.config import EngineConfig
 from inferjax.engine.dispatch import Decode, Drawn, Extend, Extended, Rows
 from inferjax.engine.sizes import Sizes
-from inferjax.kv.cache import KVCache, copy_group_pages, init_cache
+from inferjax.kv.cache import KVCache, init_cache
 from inferjax.params import Params
 from inferjax.runtime import slots
 from inferjax.runtime.inputs import DecodeState, StepInputs
+from inferjax.runtime.shift import shift_pages
 from inferjax.sampling import Sampled, SampleState, SamplingParams
 from inferjax.sampling.rows import sampling_rows
 
@@ -78,7 +79,26 @@ class DevicePrograms:
 
     def _copy(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:
         self._cache = self.watch.call(
-            f"copy of group {group}", copy_group_pages, self._cache, sources, targets, group=group
+            f"copy of group {group}",
+            slots.copy_group_pages,
+            self._cache,
+            sources,
+            targets,
+            group=group,
+        )
+
+    def shift(self, sources: tuple[np.ndarray, ...], targets: tuple[np.ndarray, ...]) -> None:
+        """Rewrite pages of a sequence whose tokens move back by what it has dropped."""
+        if self._sizes.middle is None:
+            return
+        self._cache = self.watch.call(
+            "shift",
+            shift_pages,
+            self._cache,
+            sources,
+            targets,
+            config=self._model,
+            distance=self._sizes.middle.size,
         )
 
     def place(self, rows: Rows) -> None:
@@ -169,6 +189,9 @@ class DevicePrograms:
         calls: list[Callable[[], object]] = [
             lambda g=g: self._copy(g, nowhere, nowhere) for g in groups
         ]
+        if self._buckets.shifts:
+            no_pages = tuple(table[0] for table in self._no_tables(1))
+            calls.append(lambda: self.shift(no_pages, no_pages))
         calls.append(lambda: self.place(self._no_rows(largest)))
         calls += [lambda b=b: self.decode(self._no_decode(b)) for b in self._buckets.decode_slots]
         calls += [lambda r=r: self.extend(self._no_extend(r)) for r in self._buckets.prefill_rows]

@@ -8,6 +8,7 @@ from typing import Any
 
 from inferjax.config import ModelConfig
 from inferjax.engine.config import EngineConfig
+from inferjax.engine.overflow import Middle
 from inferjax.errors import InvalidInput, InvalidSampling, RequestTooLong
 from inferjax.generation import banned_ids
 from inferjax.runtime.arguments import host_integers
@@ -35,10 +36,13 @@ class Request:
     cache_salt: str
     submitted: float
 
-    @property
-    def key(self) -> tuple[int, int]:
-        """The words of the random key that `generate` makes of the same seed."""
-        return self.seed >> 32, self.seed & 0xFFFFFFFF
+    def key(self, num_dropped: int = 0) -> tuple[int, int]:
+        """Return the words of the random key, at first those that `generate` makes of the seed.
+
+        Positions come again after tokens were dropped, and their random numbers must not.
+        """
+        seed = _derived_seed(self.seed, num_dropped) if num_dropped else self.seed
+        return seed >> 32, seed & 0xFFFFFFFF
 
     @property
     def wants_prompt(self) -> bool:
@@ -48,12 +52,16 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Desk:
-    """What requests are checked against. `max_len` is the most tokens that a sequence can have."""
+    """What requests are checked against.
+
+    `max_len` is the most tokens that a sequence can have, or with a `middle` have at a time.
+    """
 
     model_config: ModelConfig
     tokenizer: Tokenizer | None
     config: EngineConfig
     max_len: int
+    middle: Middle | None = None
 
     def prompt_ids(self, prompt: Any) -> tuple[int, ...]:
         """Return the ids of a text, of a list of ids, or of a list of chat messages.
@@ -120,7 +128,12 @@ class Desk:
         least = max(least, sampling.min_tokens, len(sampling.forced_token_ids))
         if sampling.max_tokens is None:
             least = max(least, 1)
-        if prompt_len + least > self.max_len:
+        excess = 0
+        if self.middle is not None:
+            excess = self.middle.excess(prompt_len, least)
+        # Log-probabilities of a prompt need all of it.
+        whole = self.middle is None or (excess and sampling.prompt_logprobs is not None)
+        if whole and prompt_len + least > self.max_len:
             raise RequestTooLong(
                 f"{prompt_len} prompt tokens and {least} to generate",
                 why=f"a sequence may have {self.max_len} tokens in this engine",
@@ -128,7 +141,7 @@ class Desk:
                 num_tokens=prompt_len + least,
                 limit=self.max_len,
             )
-        room = self.max_len - prompt_len
+        room = max(least, self.max_len - prompt_len + excess)
         banned = banned_ids(sampling.bad_words, self.tokenizer)
         resolved = dataclasses.replace(
             sampling,
@@ -180,7 +193,11 @@ def decide_seed(sampling: SamplingParams, engine_seed: int | None, number: int) 
         return sampling.seed
     if engine_seed is None:
         return secrets.randbits(63)
-    digest = hashlib.sha256(f"{engine_seed}:{number}".encode()).digest()
+    return _derived_seed(engine_seed, number)
+
+
+def _derived_seed(seed: int, number: int) -> int:
+    digest = hashlib.sha256(f"{seed}:{number}".encode()).digest()
     return int.from_bytes(digest[:8], "big")
 
 

@@ -6,10 +6,12 @@ dispatches in order, so a page or slot that is free here can be given out at onc
 """
 
 import dataclasses
+import functools
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol, runtime_checkable
 
+from inferjax.engine.overflow import Middle
 from inferjax.engine.pages import SequencePages
 from inferjax.engine.plan import Chunk, Plan
 from inferjax.engine.sequence import Phase, Sequence
@@ -67,15 +69,21 @@ class Scheduler:
     """Decide step by step; `collected` brings back what each planned dispatch did.
 
     Sequences go by (order, uid), and the first one never waits for a later one: running ones are
-    preempted from the end, and whoever cannot be admitted keeps all behind it waiting.
+    preempted from the end, and whoever cannot be admitted keeps all behind it waiting. With a
+    `middle`, sequences may outgrow their context: see `overflow.py`.
     """
 
     def __init__(
-        self, pages: SequencePages, limits: Limits, preemption: Preemption | None = None
+        self,
+        pages: SequencePages,
+        limits: Limits,
+        preemption: Preemption | None = None,
+        middle: Middle | None = None,
     ) -> None:
         self.pages = pages
         self.limits = limits
         self._preemption = preemption or Recompute()
+        self._middle = middle
         self._waiting = Waiting()
         self._running: list[Sequence] = []
         self._slots = Slots(limits.max_running)
@@ -102,6 +110,8 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Let a new sequence wait for its turn."""
+        if self._middle:
+            self._middle.admit(sequence)
         self._waiting.push(sequence)
 
     def abort(self, sequence: Sequence) -> None:
@@ -132,7 +142,8 @@ class Scheduler:
             sequence.computed = sequence.prefill_end
             self.pages.register(sequence, sequence.computed)
             self.pages.trim(sequence, sequence.computed)
-        if len(sequence.tokens) >= sequence.max_len and self._is_prefilled(sequence):
+        full = len(sequence.tokens) >= sequence.max_len and not sequence.beyond
+        if full and self._is_prefilled(sequence):
             self.finish(sequence)
 
     def reset(self, sequences: Iterable[Sequence]) -> None:
@@ -175,21 +186,24 @@ class Scheduler:
         while i < len(self._running):
             sequence = self._running[i]
             self._looked_at += 1
-            if sequence.phase is Phase.DECODE:
+            if sequence.phase is Phase.DECODE and sequence.overflows:
+                self._shift(sequence, plan)
+            elif sequence.phase is Phase.DECODE:
                 end = self._decode_end(sequence, plan.steps)
-                if end and self._secure(sequence, end, plan):
+                grow = functools.partial(self.pages.grow, sequence, end)
+                if end and self._secure(sequence, plan, grow):
                     self._decode(sequence, plan)
             elif rows:
                 rows -= self._run_chunk(sequence, plan, rows)
             i += 1
         return rows
 
-    def _secure(self, sequence: Sequence, upto: int, plan: Plan) -> bool:
-        """Give a running sequence pages for positions below `upto`, if need be from later ones."""
-        if self.pages.grow(sequence, upto):
+    def _secure(self, sequence: Sequence, plan: Plan, take: Callable[[], bool]) -> bool:
+        """Let a running sequence take the pages it needs, if need be from later ones."""
+        if take():
             return True
         self.pages.trim(sequence, sequence.computed)
-        while not self.pages.grow(sequence, upto):
+        while not take():
             victim = self._running[-1]
             if len(self._running) > 1:
                 self.preempt(victim)
@@ -209,6 +223,18 @@ class Scheduler:
         reach, max_len = len(sequence.tokens) + sequence.ahead, sequence.max_len
         return 0 if reach >= max_len else min(reach + steps, max_len) - 1
 
+    def _shift(self, sequence: Sequence, plan: Plan) -> None:
+        """Drop the middle of a sequence that has filled its context, and let it decode on."""
+        if self._middle is None:
+            return
+        start, stop = self._middle.start, self._middle.stop
+        self.pages.trim(sequence, sequence.computed)
+        take = functools.partial(self.pages.can_splice, sequence, start, stop)
+        if self._secure(sequence, plan, take):
+            plan.shifts.append(self.pages.splice(sequence, start, stop))
+            sequence.drop(start, stop, self._middle.context)
+            self._place(sequence, plan)
+
     def _decode(self, sequence: Sequence, plan: Plan) -> None:
         plan.decode.append(sequence)
         sequence.ahead += plan.steps
@@ -221,7 +247,7 @@ class Scheduler:
         if start == stop:
             return 0
         self.pages.trim(sequence, start)
-        if not self._secure(sequence, stop, plan):
+        if not self._secure(sequence, plan, functools.partial(self.pages.grow, sequence, stop)):
             return 0
         last = stop == sequence.prefill_end
         plan.chunks.append(Chunk(sequence=sequence, start=start, stop=stop, last=last))
@@ -234,11 +260,12 @@ class Scheduler:
         return -(-(stop - start) // self.limits.row_tokens)
 
     def _place(self, sequence: Sequence, plan: Plan) -> None:
-        """Give a sequence a slot, and let it decode at once if there are pages.
+        """Have a sequence's row written, and let it decode at once if there are pages.
 
         Its window must not be trimmed for them: the chunk in this step still sees those pages.
         """
-        self._slots.take(sequence)
+        if sequence.slot < 0:
+            self._slots.take(sequence)
         sequence.phase = Phase.DECODE
         plan.placed.append(sequence)
         end = self._decode_end(sequence, plan.steps)
@@ -301,7 +328,10 @@ class Scheduler:
 
     def _forks(self, sequence: Sequence) -> bool:
         """Return whether a sequence can do with a copy of its leader's prompt."""
-        return sequence.leader is not None and not (sequence.resumed or sequence.scored)
+        leader = sequence.leader
+        if leader is None or leader.lost != sequence.lost:
+            return False
+        return not (sequence.resumed or sequence.scored)
 
     def _match_limit(self, sequence: Sequence) -> int:
         """Return how many tokens may come from the cache: the first draw needs a last one to run.

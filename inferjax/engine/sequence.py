@@ -17,7 +17,9 @@ class Phase(enum.Enum):
 class Sequence:
     """Plain values that only the scheduler and the engine change.
 
-    tokens: prompt and collected output. max_len: prompt and the longest possible output.
+    tokens: prompt and collected output, those that were dropped left out, as in `prompt_len`.
+    max_len: prompt and the longest possible output, as far as the context reaches. beyond: output
+      that it may have past that, for which tokens must be dropped first: see `overflow.py`.
     order: smaller goes first, and is preempted last. root: digest that separates caches which must
       not be shared (salt, adapter). leader: the sequence of the same prompt that this one forks
       from, None for the first.
@@ -26,6 +28,8 @@ class Sequence:
       run. ahead: tokens that dispatched work may draw, at most, and that are not collected yet.
     in_flight: dispatches not collected yet. cached: prompt tokens found in the cache at the first
       admission, None before it. registered: leading full pages that the prefix index has seen.
+    lost: tokens of the prompt and of the output that were dropped. spliced: the pages hold traces
+      of such tokens, so that their contents do not follow from `tokens` alone.
     """
 
     uid: int
@@ -48,6 +52,9 @@ class Sequence:
     registered: int = 0
     num_preemptions: int = 0
     table_changed: bool = True
+    beyond: int = 0
+    lost: tuple[int, int] = (0, 0)
+    spliced: bool = False
 
     @property
     def resumed(self) -> bool:
@@ -64,9 +71,38 @@ class Sequence:
         """Tokens it has at most when all dispatched work has run."""
         return min(len(self.tokens) + self.ahead, self.max_len)
 
+    @property
+    def num_drawn(self) -> int:
+        """Output tokens collected, those that were dropped included."""
+        return len(self.tokens) - self.prompt_len + self.lost[1]
+
+    @property
+    def overflows(self) -> bool:
+        """Whether its context is full and more output is to come, with nothing under way."""
+        return self.beyond > 0 and len(self.tokens) == self.max_len and not self.in_flight
+
+    def drop(self, start: int, stop: int, context: int) -> None:
+        """Take out tokens [start, stop); what then still exceeds `context` tokens is `beyond`."""
+        self.digests.clear()
+        # A prompt is scored only while it is whole, and then it has been.
+        self.scored = self.scored and stop == start
+        tokens = self.tokens[:start] + self.tokens[stop:]
+        of_prompt = max(0, min(stop, self.prompt_len) - start)
+        of_output = stop - start - of_prompt
+        end = self.max_len + self.beyond - (stop - start)
+        state = (
+            tokens,
+            self.prompt_len - of_prompt,
+            min(end, context),
+            max(0, end - context),
+            (self.lost[0] + of_prompt, self.lost[1] + of_output),
+        )
+        # All at once: what breaks off before or after this line leaves a sequence that can go on.
+        self.tokens, self.prompt_len, self.max_len, self.beyond, self.lost = state
+
     def restart(self) -> None:
         """Wait again, without pages or slot, and with nothing under way."""
         self.phase, self.slot, self.pages = Phase.WAITING, -1, ()
         self.digests.clear()
         self.computed = self.registered = self.ahead = self.in_flight = 0
-        self.table_changed = True
+        self.spliced, self.table_changed = False, True

@@ -9,9 +9,10 @@ from inferjax.checkpoint.load import Model
 from inferjax.config import CacheGroup, Exec, cache_groups
 from inferjax.engine.buckets import BucketPlan, sizes_up_to
 from inferjax.engine.config import EngineConfig
+from inferjax.engine.overflow import Middle, middle_of
 from inferjax.engine.pages import SequencePages
 from inferjax.engine.scheduler import Limits, Scheduler
-from inferjax.errors import OutOfPages
+from inferjax.errors import OutOfPages, UnsupportedConfig
 from inferjax.kv.eviction import EVICTIONS
 from inferjax.kv.pool import PagePool
 
@@ -21,13 +22,18 @@ SHARE_OF_FREE_MEMORY = 0.85
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes that follow from model, deployment and device."""
+    """Sizes that follow from model, deployment and device.
+
+    `windows` are those that pages leave, one per cache group, None to keep all. `middle` is what a
+    sequence that outgrows `max_len` drops, None where that is refused.
+    """
 
     page_size: int
     num_pages: tuple[int, ...]
     windows: tuple[int | None, ...]
     max_len: int
     buckets: BucketPlan
+    middle: Middle | None = None
 
     @property
     def pages_per_row(self) -> int:
@@ -40,9 +46,27 @@ def make_sizes(model: Model, config: EngineConfig, exec: Exec) -> Sizes:
 
     `max_len` is what was asked for, or less: the longest sequence that fits the pools alone.
 
-    Raises: OutOfPages when not even a short one does.
+    Raises: OutOfPages when not even a short one does, UnsupportedConfig when sequences are to
+    outgrow their context and cannot.
     """
     groups = cache_groups(model.config)
+    while True:
+        sizes = _sizes_of(model, groups, config, exec)
+        kept = tuple(_with_sinks(group, sizes.middle) for group in groups)
+        if kept == groups:
+            return sizes
+        groups = kept
+
+
+def _with_sinks(group: CacheGroup, middle: Middle | None) -> CacheGroup:
+    """Return a group that keeps all pages if its window, after a drop, reaches the sinks again."""
+    wide = middle is not None and group.window is not None and group.window > middle.num_recent
+    return dataclasses.replace(group, window=None) if wide else group
+
+
+def _sizes_of(
+    model: Model, groups: tuple[CacheGroup, ...], config: EngineConfig, exec: Exec
+) -> Sizes:
     longest = min(config.max_len or model.config.max_context, model.config.max_context)
     sizes = Sizes(
         page_size=exec.page_size,
@@ -54,6 +78,7 @@ def make_sizes(model: Model, config: EngineConfig, exec: Exec) -> Sizes:
             decode_slots=sizes_up_to(config.max_running, config.decode_buckets),
             row_tokens=config.row_tokens,
             num_layers=model.config.num_layers,
+            shifts=config.overflow != "refuse",
         ),
     )
     scheduler = make_scheduler(sizes, config)
@@ -65,7 +90,20 @@ def make_sizes(model: Model, config: EngineConfig, exec: Exec) -> Sizes:
             why="a step's tokens, and a window's, must have pages beside the trash page",
             fix="give more pages or cache_bytes, or a smaller token_budget",
         )
-    return dataclasses.replace(sizes, max_len=fits + 1)
+    middle = None
+    if config.overflow != "refuse":
+        _check_positions(model)
+        middle = middle_of(fits + 1, config.sink_tokens, exec.page_size)
+    return dataclasses.replace(sizes, max_len=fits + 1, middle=middle)
+
+
+def _check_positions(model: Model) -> None:
+    if model.config.learned_positions is not None:
+        raise UnsupportedConfig(
+            f"overflow for a {model.config.family} model",
+            why="its positions are learned and added to the tokens: cached keys cannot move",
+            fix='use overflow="refuse", or a model with rotary positions',
+        )
 
 
 def make_scheduler(sizes: Sizes, config: EngineConfig) -> Scheduler:
@@ -74,7 +112,7 @@ def make_scheduler(sizes: Sizes, config: EngineConfig) -> Scheduler:
     pages = SequencePages(
         pools, sizes.windows, sizes.page_size, prefix_caching=config.prefix_caching
     )
-    return Scheduler(pages, _limits(sizes, config))
+    return Scheduler(pages, _limits(sizes, config), middle=sizes.middle)
 
 
 def _limits(sizes: Sizes, config: EngineConfig) -> Limits:

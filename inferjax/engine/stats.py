@@ -10,8 +10,8 @@ class Counters:
     `prompt_tokens` counts prompts as they are admitted the first time, `prefix_hit_tokens` those of
     them found in the cache, `prefill_tokens` what prefills computed, recomputation included.
     `padded_tokens` are places of a prefill that held no token; `decode_rows` are rows of decode
-    steps that were asked for, `padded_rows` those without a sequence. `collect_s` includes waiting
-    for the device.
+    steps that were asked for, `padded_rows` those without a sequence. `shifts` are
+    sequences that dropped their middle. `collect_s` includes waiting for the device.
     """
 
     requests: int = 0
@@ -26,6 +26,7 @@ class Counters:
     decode_rows: int = 0
     padded_rows: int = 0
     preemptions: int = 0
+    shifts: int = 0
     extend_dispatches: int = 0
     decode_dispatches: int = 0
     recoveries: int = 0

@@ -43,7 +43,8 @@ class SampleTrack:
     def rewind(self) -> None:
         """Forget tokens that were collected but not reported, after a step that broke off."""
         reported = [token for part in self.parts for token in part.ids]
-        del self.sequence.tokens[self.sequence.prompt_len + len(reported) :]
+        sequence = self.sequence
+        del sequence.tokens[sequence.prompt_len + len(reported) - sequence.lost[1] :]
         self.text = self.request.text_stream()
         self.text.push(reported)
 
@@ -92,6 +93,7 @@ class RequestTrack:
                 prompt_tokens=len(request.prompt_ids),
                 cached_tokens=self.samples[0].sequence.cached or 0,
                 completion_tokens=sum(len(sample.token_ids) for sample in samples),
+                dropped_tokens=sum(sum(track.sequence.lost) for track in self.samples),
             ),
             timings=self._timings(now, max(len(sample.token_ids) for sample in samples)),
             prompt_logprobs=tuple(self.scores) if wanted else None,
