@@ -6,16 +6,18 @@ Rounds of both take turns, so that a change of the machine's speed meets both.
 import dataclasses
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+import tqdm
 
 from inferjax.bench.latency import greedy_state, zero_cache
 from inferjax.checkpoint.load import Model
 from inferjax.config import Exec
 from inferjax.engine import Counters, Engine, EngineConfig
-from inferjax.errors import InvalidInput
+from inferjax.errors import InferjaxError, InvalidInput
 from inferjax.kv.cache import KVCache
 from inferjax.runtime.steps import decode
 from inferjax.sampling import SamplingParams
@@ -39,13 +41,18 @@ class Plan:
         return self.context + 1 + self.num_tokens
 
 
-def measure(model: Model, plan: Plan, *, exec: Exec = Exec()) -> dict[str, Any]:
+def measure(
+    model: Model, plan: Plan, *, exec: Exec = Exec(), progress: bool = False
+) -> dict[str, Any]:
     """Run the plan and return plain values, one row per batch.
 
     Raises: InvalidInput for a plan that does not fit the model.
     """
     _check(plan, model)
-    rows = [_row(model, batch, plan, exec) for batch in plan.batches]
+    # The first round of each batch compiles and does not count.
+    total = len(plan.batches) * (1 + plan.rounds)
+    with tqdm.tqdm(total=total, unit="round", delay=2, disable=not progress) as bar:
+        rows = [_row(model, batch, plan, exec, bar.update) for batch in plan.batches]
     return {"plan": dataclasses.asdict(plan), "goal": GOAL, "rows": rows}
 
 
@@ -92,7 +99,9 @@ def _check(plan: Plan, model: Model) -> None:
         )
 
 
-def _row(model: Model, batch: int, plan: Plan, exec: Exec) -> dict[str, Any]:
+def _row(
+    model: Model, batch: int, plan: Plan, exec: Exec, done: Callable[[], object]
+) -> dict[str, Any]:
     config = _engine_config(batch, plan, exec)
     bare = _Bare(model, batch, plan, exec)
     reporting = _Bare(
@@ -101,16 +110,23 @@ def _row(model: Model, batch: int, plan: Plan, exec: Exec) -> dict[str, Any]:
     served = _Served(model, config, batch, plan, exec)
     times: dict[str, list[float]] = {"bare": [], "reporting": [], "engine": []}
     try:
-        # The first round of each compiles.
         for kind in (bare, reporting, served):
             kind.run()
+        done()
         served.counted = Counters()
         for _ in range(plan.rounds):
             times["bare"] += bare.run()
             times["engine"] += served.run()
             times["reporting"] += reporting.run()
+            done()
     finally:
         served.engine.close()
+    if not times["engine"]:
+        raise InferjaxError(
+            f"the engine never decoded {batch} sequences at once",
+            why="it admitted fewer, so there is nothing to compare",
+            fix="report it: the benchmark gives it pages and slots for all",
+        )
     ms = {name: 1e3 * statistics.median(spent) / plan.steps for name, spent in times.items()}
     counted, num_steps = served.counted, len(times["engine"]) * plan.steps
     return {

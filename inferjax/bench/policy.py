@@ -5,6 +5,8 @@ import statistics
 import time
 from typing import Any
 
+import tqdm
+
 from inferjax.engine.buckets import BucketPlan, sizes_up_to
 from inferjax.engine.config import EngineConfig
 from inferjax.engine.scheduler import Scheduler
@@ -30,7 +32,7 @@ class Plan:
     prompt_len: int = 64
 
 
-def measure(plan: Plan) -> dict[str, Any]:
+def measure(plan: Plan, *, progress: bool = False) -> dict[str, Any]:
     """Run the plan and return plain values.
 
     Raises: InvalidInput.
@@ -43,7 +45,8 @@ def measure(plan: Plan) -> dict[str, Any]:
         )
     cases = [(False, waiting) for waiting in plan.waiting]
     cases += [(True, waiting) for waiting in plan.waiting if waiting]
-    rows = [_Case(plan, waiting, turnover=turnover).row() for turnover, waiting in cases]
+    bar = tqdm.tqdm(cases, unit="case", delay=2, disable=not progress)
+    rows = [_Case(plan, waiting, turnover=turnover).row() for turnover, waiting in bar]
     return {"plan": dataclasses.asdict(plan), "goal_ms": GOAL_MS, "rows": rows}
 
 

@@ -12,6 +12,7 @@ from inferjax.bench.serving import Run, latencies, meets, serve
 from inferjax.bench.workload import Ask, arrival_times
 from inferjax.engine import Engine, Stats
 from inferjax.engine.compilations import COMPILED
+from inferjax.errors import InvalidInput
 from inferjax.sampling import SamplingParams
 
 
@@ -21,11 +22,23 @@ class Load:
 
     All at once; or `request_rate` a second at random moments (open loop); or one whenever another
     ends, `max_concurrency` at a time (closed loop).
+
+    Raises: InvalidInput.
     """
 
     request_rate: float | None = None
     max_concurrency: int | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a load under which nothing would run."""
+        arrival_times(0, self.request_rate, self.seed)
+        if self.max_concurrency is not None and self.max_concurrency < 1:
+            raise InvalidInput(
+                f"a concurrency of {self.max_concurrency}",
+                why="nothing would run",
+                fix="count from 1",
+            )
 
 
 def warm_up(engine: Engine, *, progress: bool = False) -> None:

@@ -4,7 +4,18 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from inferjax.cli.options import NOT_FLAGS, SAMPLING_HELP, add_fields, from_fields
+from inferjax.cli.options import (
+    ENGINE_HELP,
+    NOT_ENGINE_FLAGS,
+    NOT_FLAGS,
+    SAMPLING_HELP,
+    add_engine_fields,
+    add_fields,
+    engine_config,
+    from_fields,
+)
+from inferjax.engine import EngineConfig
+from inferjax.errors import UnsupportedConfig
 from inferjax.sampling import SamplingParams
 
 
@@ -85,3 +96,33 @@ def test_sampling_flags_build_the_params_they_name():
     assert got == SamplingParams(
         temperature=0.5, top_k=4, stop=["a", "b"], logit_bias={3: 1.0}, bad_token_ids=[1, 2], seed=3
     )
+
+
+def test_every_engine_field_has_a_flag_or_a_reason_not_to():
+    fields = {field.name for field in dataclasses.fields(EngineConfig)}
+    assert set(ENGINE_HELP) | set(NOT_ENGINE_FLAGS) == fields
+    assert not set(ENGINE_HELP) & set(NOT_ENGINE_FLAGS)
+
+
+def engine_flags(*words: str, **defaults: object) -> EngineConfig:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int)
+    add_engine_fields(parser)
+    return engine_config(parser.parse_args(words), **defaults)
+
+
+def test_engine_flags_build_the_config_they_name():
+    words = "--max-running 3 --decode-buckets 1,2 --no-prefix-caching --max-len 9 --seed 5"
+    expected = EngineConfig(max_running=3, decode_buckets=(1, 2), prefix_caching=False, max_len=9)
+    assert engine_flags(*words.split()) == expected
+
+
+def test_engine_flags_come_before_the_defaults_of_the_command():
+    assert engine_flags(max_running=3).max_running == 3
+    assert engine_flags("--max-running", "2", max_running=3).max_running == 2
+    assert engine_flags() == EngineConfig()
+
+
+def test_engine_flags_with_impossible_values_are_explained():
+    with pytest.raises(UnsupportedConfig, match="eviction"):
+        engine_flags("--eviction", "random")

@@ -5,6 +5,7 @@ from typing import Any
 
 from inferjax.cli.benchmarks.flags import add_sizes
 from inferjax.cli.session import add_exec_arguments, add_model_arguments, exec_from, load_model
+from inferjax.cli.setup import show_progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,5 +36,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         steps=args.steps,
         rounds=args.rounds,
     )
-    result = overhead.measure(model, plan, exec=exec_from(args))
+    result = overhead.measure(
+        model, plan, exec=exec_from(args), progress=show_progress(quiet=args.json)
+    )
     return result, overhead.table(result)

@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from inferjax.cli.benchmarks.flags import add_sizes
+from inferjax.cli.setup import show_progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,5 +24,5 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from inferjax.bench import policy
 
     plan = policy.Plan(running=args.running, waiting=args.waiting, steps=args.steps)
-    result = policy.measure(plan)
+    result = policy.measure(plan, progress=show_progress(quiet=args.json))
     return result, policy.table(result)

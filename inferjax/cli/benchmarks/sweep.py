@@ -98,10 +98,6 @@ def _loads(args: argparse.Namespace) -> list[Any]:
     seed = getattr(args, "seed", Mix().seed)
     if args.request_rates:
         return [Load(request_rate=rate, seed=seed) for rate in args.request_rates]
-    if min(args.concurrency) < 1:
-        raise InvalidInput(
-            f"concurrency {min(args.concurrency)}", why="nothing would run", fix="count from 1"
-        )
     return [Load(max_concurrency=count, seed=seed) for count in args.concurrency]
 
 

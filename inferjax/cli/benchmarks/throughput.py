@@ -63,12 +63,6 @@ def _load(args: argparse.Namespace) -> Any:
     from inferjax.bench.throughput import Load
     from inferjax.bench.workload import Mix
 
-    if args.max_concurrency is not None and args.max_concurrency < 1:
-        raise InvalidInput(
-            f"max-concurrency is {args.max_concurrency}",
-            why="nothing would run",
-            fix="give at least 1",
-        )
     return Load(
         request_rate=args.request_rate,
         max_concurrency=args.max_concurrency,
