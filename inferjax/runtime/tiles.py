@@ -26,9 +26,13 @@ def map_tiles(
 
     `rows` is a pytree of arrays with a common leading axis. Returns the last carry and the outputs
     of all rows; tiles after the last live row are skipped and their outputs are zero.
+
+    There is place for at least two tiles: XLA sees that a slice of the only one is the whole, and
+    compiles other code for it (Gemma 3's log-probabilities differed in the last bits).
     """
     num_rows = jax.tree.leaves(rows)[0].shape[0]
-    num_tiles = -(-num_rows // tile)
+    num_used = -(-num_rows // tile)
+    num_tiles = max(num_used, 2)
     padded = jax.tree.map(lambda x: _pad(x, num_tiles * tile), rows)
     first = jax.tree.map(lambda x: x[:tile], padded)
     shapes = jax.eval_shape(body, carry, first)[1]
@@ -43,7 +47,7 @@ def map_tiles(
         )
         return carry, outputs
 
-    trips = _num_trips(num_tiles, tile, rows, live)
+    trips = _num_trips(num_used, tile, rows, live)
     carry, outputs = lax.fori_loop(0, trips, step, (carry, outputs))
     return carry, jax.tree.map(lambda x: x[:num_rows], outputs)
 
