@@ -352,19 +352,20 @@ class Scheduler:
         return self.pages.fresh(num_pages, computed, end, self.limits.span)
 
     def _promise(self, sequence: Sequence) -> list[int]:
-        """Return the pages per group that are kept for a running sequence: one when it decodes."""
-        if sequence.phase is Phase.DECODE:
-            return [1] * len(self.pages.pools)
-        return self._fresh(sequence, len(sequence.pages[0]), sequence.computed)
+        """Return the pages per group that are kept for a running sequence.
+
+        One while it decodes, unless it has all that it will ever need.
+        """
+        if sequence.phase is not Phase.DECODE:
+            return self._fresh(sequence, len(sequence.pages[0]), sequence.computed)
+        grows = len(sequence.pages[0]) * self.pages.page_size < sequence.max_len - 1
+        return [int(grows)] * len(self.pages.pools)
 
     def _promises(self) -> list[int]:
-        total = [self._slots.count] * len(self.pages.pools)
-        if self._slots.count == len(self._running):
-            return total
+        total = [0] * len(self.pages.pools)
         for sequence in self._running:
             self._looked_at += 1
-            if sequence.phase is Phase.PREFILL:
-                total = [a + b for a, b in zip(total, self._promise(sequence), strict=True)]
+            total = [a + b for a, b in zip(total, self._promise(sequence), strict=True)]
         return total
 
     def preempt(self, sequence: Sequence) -> None:

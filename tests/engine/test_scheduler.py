@@ -231,6 +231,17 @@ def test_decoding_sequence_has_a_page_in_reserve():
     run.drain()
 
 
+def test_decoding_sequence_with_all_its_pages_keeps_none_in_reserve():
+    run = Run(num_pages=5, max_running=2, page_size=16)
+    run.add(prompt(8), 8)
+    second = run.add(prompt(7, 2), 24)
+    run.plan()
+    # One page holds all of the first; the second takes two, and one of three must not be kept.
+    assert run.pages.pools[0].num_available == 1
+    assert second.phase is Phase.DECODE
+    run.drain()
+
+
 def test_decode_gives_back_pages_that_its_window_has_left():
     run = Run(windows=(4,), decode_steps=1, num_pages=30)
     sequence = run.add(prompt(20), 40)

@@ -171,3 +171,26 @@ def test_prompt_without_output_is_scored():
     names = [house.enter(wish(n, 0, prompt_logprobs=1)) for n in (1, 2, 4, 9, 21)]
     house.run()
     assert [len(house.completions[name].token_ids) for name in names] == [0] * 5
+
+
+def test_a_shared_system_prompt_is_prefilled_once():
+    """32 requests behind 600 common tokens: at least nine tenths of the prefill are saved."""
+    common = tuple(i % 58 + 3 for i in range(600))
+    prompts = [(*common, i % 50 + 3, i + 4, *range(5, 11)) for i in range(32)]
+    computed = {}
+    for caching in (False, True):
+        rig = make_rig(
+            (None,),
+            page_size=16,
+            max_context=640,
+            max_running=32,
+            token_budget=256,
+            prefix_caching=caching,
+        )
+        house = House(rig)
+        for i, prompt in enumerate(prompts):
+            house.enter(Wish(prompt, SamplingParams(max_tokens=3, seed=i, ignore_eos=True)))
+        house.run()
+        computed[caching] = rig.engine.stats().totals.prefill_tokens
+    assert computed[False] == 32 * 608
+    assert computed[True] <= 0.1 * computed[False]
