@@ -22,7 +22,8 @@ class Oracle:
     `depth` is how many operations may wait before the oldest runs; 0 runs each at once. `faults`
     maps the count of an extend or decode (from 0) to the exception that it raises, and
     `read_faults` to what reading its handle raises. `capacity` is the length of the history; `top`
-    and `chosen` are the most log-probabilities that are reported.
+    and `chosen` are the most log-probabilities that are reported. `row_sizes` and `slot_sizes` are
+    the numbers of rows that an extend and a decode are compiled for, () for any.
     """
 
     def __init__(
@@ -36,12 +37,15 @@ class Oracle:
         capacity: int,
         top: int = 5,
         chosen: int = 4,
+        row_sizes: Sequence[int] = (),
+        slot_sizes: Sequence[int] = (),
         depth: int = 2,
         seed: int = 0,
     ) -> None:
         self.config, self.num_pages, self.page_size = config, tuple(num_pages), page_size
         self.num_slots, self.max_rows, self.capacity = num_slots, max_rows, capacity
         self.top, self.chosen = top, chosen
+        self.row_sizes, self.slot_sizes = row_sizes, slot_sizes
         self.random = np.random.default_rng(seed)
         self.queue = Queue(depth)
         self.faults: dict[int, BaseException] = {}
@@ -83,6 +87,7 @@ class Oracle:
         shapes = {len(batch.tokens), len(batch.lengths), *(len(table) for table in batch.tables)}
         if batch.slots.shape != (self.max_rows,) or len(shapes) > 1:
             raise Violation(f"extend has {shapes} rows and {batch.slots.shape} slots")
+        _check_size(len(batch.tokens), self.row_sizes)
         return self.queue.add(lambda: self._extend(batch), arrays, fault)
 
     def decode(self, batch: Decode) -> Ticket[Drawn]:
@@ -93,6 +98,7 @@ class Oracle:
         shapes = {len(batch.active), *(len(table) for table in batch.tables)}
         if shapes != {batch.num_rows} or batch.steps < 1 or batch.num_rows > self.num_slots:
             raise Violation(f"decode has {shapes} rows for {batch.num_rows}, {batch.steps} steps")
+        _check_size(batch.num_rows, self.slot_sizes)
         return self.queue.add(lambda: self._decode(batch), _arrays_of(batch), fault)
 
     def reset(self) -> None:
@@ -184,6 +190,11 @@ def _check(dtype: type, *arrays: np.ndarray) -> None:
     wrong = [array.dtype for array in arrays if array.dtype != dtype]
     if wrong:
         raise Violation(f"dtypes {wrong} where {dtype} is agreed")
+
+
+def _check_size(count: int, sizes: Sequence[int]) -> None:
+    if sizes and count not in sizes:
+        raise Violation(f"{count} rows, where programs for {sizes} are compiled")
 
 
 def _frozen[T: (Drawn, Extended)](result: T) -> T:

@@ -13,6 +13,7 @@ from inferjax.config import Exec, ModelConfig
 from inferjax.engine import Completion, Engine, EngineConfig, Tokens
 from inferjax.engine.sizes import make_sizes
 from inferjax.sampling import SamplingParams
+from inferjax.tokenizer import Tokenizer
 
 PAGE_SIZE = 4
 
@@ -33,11 +34,12 @@ def make_rig(
     depth: int = 2,
     seed: int = 0,
     max_context: int = 128,
+    tokenizer: Tokenizer | None = None,
     **settings: Any,
 ) -> Rig:
     """Return an engine with EngineConfig(**settings) over an oracle with the same sizes."""
     model_config = config_of(windows, max_context=max_context)
-    model = _model(model_config)
+    model = _model(model_config, tokenizer)
     settings = {"max_running": 4, "row_tokens": 8, "token_budget": 32, **settings}
     config, exec = EngineConfig(**settings), Exec(page_size=page_size)
     sizes = make_sizes(model, config, exec)
@@ -49,6 +51,8 @@ def make_rig(
         max_rows=sizes.buckets.prefill_rows[-1],
         capacity=sizes.max_len,
         top=config.max_logprobs,
+        row_sizes=sizes.buckets.prefill_rows,
+        slot_sizes=sizes.buckets.decode_slots,
         depth=depth,
         seed=seed,
     )
@@ -56,10 +60,10 @@ def make_rig(
     return Rig(engine, oracle, model_config)
 
 
-def _model(config: ModelConfig) -> Model:
+def _model(config: ModelConfig, tokenizer: Tokenizer | None) -> Model:
     # The dataclass would have its parameters checked; hashes have none.
     model = object.__new__(Model)
-    fields = {"config": config, "params": None, "tokenizer": None}
+    fields = {"config": config, "params": None, "tokenizer": tokenizer}
     for name, value in {**fields, "family": "oracle", "path": Path("oracle")}.items():
         object.__setattr__(model, name, value)
     return model
