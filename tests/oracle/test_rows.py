@@ -2,10 +2,8 @@
 
 import pytest
 from house import House
-from rig import Wish, make_rig
-from test_scenarios import PROMPT, sequence_of, step_until, wish
-
-from inferjax.sampling import SamplingParams
+from rig import make_rig
+from test_scenarios import sequence_of, step_until, wish
 
 
 def test_rows_that_are_placed_together_keep_their_settings():
@@ -34,13 +32,3 @@ def test_forced_tokens_go_on_after_a_preemption(drawn):
     step_until(house, lambda: len(sequence.tokens) == 6 + drawn)
     house.accounts.scheduler.preempt(sequence)
     house.run()
-
-
-def test_a_page_is_not_found_at_another_place():
-    """The same tokens, but after none instead of four."""
-    house = House(make_rig(num_pages=60))
-    settings = SamplingParams(max_tokens=4, seed=1)
-    for prompt in (PROMPT[:13], PROMPT[4:17]):
-        name = house.enter(Wish(prompt, settings))
-        house.run()
-        assert house.completions[name].usage.cached_tokens == 0

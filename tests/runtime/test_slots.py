@@ -187,6 +187,25 @@ def test_decode_stops_at_its_limit_without_a_new_program(limit):
     assert jitted._cache_size() <= programs + (limit == 0)
 
 
+def test_row_that_has_ended_writes_nothing_and_draws_nothing():
+    """Its pages may belong to another by now: the positions behind its end stay as they were."""
+    model = tiny_model("llama")
+    device = Device(model, EXEC)
+    short = dataclasses.replace(REQUESTS[0], max_tokens=2)
+    prompts = prompts_of(model, (3, 3))
+    rows = state_rows(model, prompts, [short, REQUESTS[0]], ROWS, done=False)
+    device.place(range(SLOTS), [0, 1], rows)
+    for slot, prompt in enumerate(prompts):
+        device.begin(device.prefill(slot, prompt), [slot])
+    _, counts, done = device.decode([True, True, False, False], STEPS)
+    assert counts.tolist() == [1, STEPS, 0, 0]
+    assert np.asarray(done)[:2].tolist() == [True, False]
+    for slot, written in ((0, 4), (1, 3 + STEPS)):
+        page = np.asarray(device.cache.groups[0][:, device.tables[0][slot, 0]])
+        assert np.isfinite(page[..., :written, :]).all()
+        assert np.isnan(page[..., written:, :]).all()
+
+
 def test_results_outlive_the_donated_state():
     """The state is given away with the next dispatch, before the host reads what came of it."""
     model = tiny_model("llama")
