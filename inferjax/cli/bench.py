@@ -28,6 +28,10 @@ KINDS = {
         "inferjax.cli.benchmarks.policy",
         "time of the scheduler alone, with thousands of requests waiting",
     ),
+    "sinks": (
+        "inferjax.cli.benchmarks.sinks",
+        "what a text loses in quality when it outgrows its context and older tokens are dropped",
+    ),
 }
 
 

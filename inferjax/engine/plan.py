@@ -44,7 +44,8 @@ class Plan:
     """One step: shifts, copies, one extend over `chunks`, then one decode of `steps` tokens.
 
     moves: slots that change, (old, new), to keep the occupied ones together. placed: sequences
-    whose row must be written into the decode state, for they have a slot since this plan.
+    whose row must be written into the decode state, for they have a slot since this plan, or other
+    tokens.
     failed: sequences that can never fit. preempted: for the record.
     """
 
