@@ -169,3 +169,20 @@ def _fill_piece(batch: Extend, piece: Piece, width: int) -> None:
             batch.targets[row, : len(targets)] = targets
     if piece.draws:
         batch.slots[last - 1] = sequence.slot
+
+
+def row_sampling(sampling: SamplingParams, sequence: Sequence) -> SamplingParams:
+    """Return a row's settings where its output ends with its context, or its beginning is gone.
+
+    See `overflow.py`; other rows have those of the request.
+    """
+    lost = sequence.lost[1]
+    if not (sequence.beyond or lost):
+        return sampling
+    longest = sequence.max_len - sequence.prompt_len
+    return dataclasses.replace(
+        sampling,
+        max_tokens=longest,
+        min_tokens=min(longest, max(0, sampling.min_tokens - lost)),
+        forced_token_ids=sampling.forced_token_ids[lost:],
+    )

@@ -10,11 +10,10 @@ from collections.abc import Callable
 import numpy as np
 
 from inferjax.config import ModelConfig
-from inferjax.engine.batch import Batches, Row
+from inferjax.engine.batch import Batches, Row, row_sampling
 from inferjax.engine.collect import Collector, DecodeFlight, ExtendFlight, Flight
 from inferjax.engine.completion import Delta
 from inferjax.engine.dispatch import Programs
-from inferjax.engine.overflow import row_sampling
 from inferjax.engine.plan import Plan
 from inferjax.engine.scheduler import Scheduler
 from inferjax.engine.sequence import Sequence

@@ -15,7 +15,6 @@ import dataclasses
 
 from inferjax.engine.sequence import Sequence
 from inferjax.errors import UnsupportedConfig
-from inferjax.sampling import SamplingParams
 
 OVERFLOWS = ("refuse", "lossy_sinks")
 
@@ -72,17 +71,3 @@ def middle_of(context: int, sink_tokens: int, page_size: int) -> Middle:
             fix="use fewer sink tokens, smaller pages or a longer max_len",
         )
     return Middle(context=context, start=first * page_size, stop=(first + count) * page_size)
-
-
-def row_sampling(sampling: SamplingParams, sequence: Sequence) -> SamplingParams:
-    """Return the settings of a row whose output ends with its context, or whose begin is gone."""
-    lost = sequence.lost[1]
-    if not (sequence.beyond or lost):
-        return sampling
-    longest = sequence.max_len - sequence.prompt_len
-    return dataclasses.replace(
-        sampling,
-        max_tokens=longest,
-        min_tokens=min(longest, max(0, sampling.min_tokens - lost)),
-        forced_token_ids=sampling.forced_token_ids[lost:],
-    )
