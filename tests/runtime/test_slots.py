@@ -123,7 +123,7 @@ slow = pytest.mark.slow
     ("family", "exact"),
     [
         ("llama", False),
-        # Six slots are two tiles and the three rows of `generate` one: both must give the same bits.
+        # Six slots are two tiles, three rows of `generate` one: both must give the same bits.
         pytest.param("gemma3_text", True, marks=slow),
         pytest.param("llama", True, marks=slow),
         pytest.param("gemma3_text", False, marks=slow),
