@@ -5,7 +5,7 @@ The next plan is made while the device works. All state of the host side is in `
 
 import collections
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -75,6 +75,13 @@ class Core:
         self.collector.abort(request)
         self.counters.aborted += 1
 
+    def silence(self, names: Collection[str]) -> None:
+        """Drop what a step that broke off would still have reported of requests."""
+        outbox = self.collector.outbox
+        kept = [delta for delta in outbox if delta.request_id not in names]
+        outbox.clear()
+        outbox.extend(kept)
+
     def step(self) -> list[Delta]:
         """Make one step; see `Engine.step`."""
         if self._broken:
@@ -92,6 +99,8 @@ class Core:
 
     def drain(self) -> None:
         """Wait for what was dispatched beyond the end of all requests."""
+        if self._broken:
+            self._recover()
         while self._flights:
             self.collector.collect(self._flights.popleft())
 

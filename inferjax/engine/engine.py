@@ -2,8 +2,9 @@
 
 import collections
 import dataclasses
+import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from typing import Any
 
 import tqdm
@@ -11,7 +12,7 @@ import tqdm
 from inferjax.checkpoint.load import Model
 from inferjax.config import Exec
 from inferjax.engine.buckets import BucketPlan
-from inferjax.engine.completion import Completion, Delta
+from inferjax.engine.completion import Completion, Delta, Tokens
 from inferjax.engine.config import EngineConfig
 from inferjax.engine.core import Core
 from inferjax.engine.dispatch import Programs
@@ -19,7 +20,7 @@ from inferjax.engine.programs import DevicePrograms
 from inferjax.engine.request import Desk, Prompt, Request, check_labels, decide_seed
 from inferjax.engine.sizes import make_scheduler, make_sizes
 from inferjax.engine.stats import SequenceView, Stats
-from inferjax.engine.track import failed_completion, make_track, view_of
+from inferjax.engine.track import failed_completion, last_delta, make_track, view_of
 from inferjax.errors import EngineFull, InferjaxError, InvalidInput, InvalidSampling
 from inferjax.params import Params
 from inferjax.sampling import SamplingParams
@@ -63,6 +64,8 @@ class Engine:
             overlap=config.overlap,
             clock=clock,
         )
+        # Requests of `generate` and `stream`, which wait for their ends.
+        self._awaited: set[str] = set()
         self._unclaimed: list[Delta] = []
         self._revision = 0
 
@@ -86,7 +89,7 @@ class Engine:
         ids = self._desk.prompt_ids(prompt)
         resolved = self._desk.sampling(sampling, len(ids))
         number = self._core.counters.requests
-        name = f"request-{number}" if request_id is None else request_id
+        name = self._free_name(number) if request_id is None else request_id
         self._check_room(name)
         request = Request(
             request_id=name,
@@ -117,6 +120,9 @@ class Engine:
     def abort(self, request_id: str) -> Completion:
         """End a request at once and return what it has; others are not touched.
 
+        No delta of it comes after that, but the `generate` or `stream` that it belongs to gets the
+        completion too.
+
         Raises: InvalidInput for an id that is neither running nor waiting.
         """
         track = self._core.requests.get(request_id)
@@ -127,7 +133,12 @@ class Engine:
                 fix="ids are what submit returned",
             )
         self._core.abort(track)
-        return track.completion(self._clock())
+        completion = track.completion(self._clock())
+        if request_id in self._awaited:
+            self._unclaimed.append(last_delta(track, completion))
+        else:
+            self._silence({request_id})
+        return completion
 
     @property
     def has_work(self) -> bool:
@@ -148,13 +159,16 @@ class Engine:
 
         A prompt that is refused, or fails, has a completion with `error` set and the finish reason
         "error"; the others are not touched. `on_completion(index, completion)` is called as they
-        end. An interrupt aborts what is left and leaves the engine usable.
+        end. An interrupt aborts what is left and leaves the engine usable. Prompts are submitted as
+        earlier ones end, so that a long list is neither read nor kept in memory at once.
 
         Raises: InvalidInput for arguments that are not lists of the same length.
         """
         todo = collections.deque(enumerate(_pairs(prompts, sampling)))
         results: list[Completion | None] = [None] * len(prompts)
         mine: dict[str, int] = {}
+        # As many as can run, and as many again to choose from.
+        most = 2 * self._config.max_running
 
         def ended(index: int, completion: Completion) -> None:
             results[index] = completion
@@ -165,20 +179,22 @@ class Engine:
         try:
             with tqdm.tqdm(total=len(prompts), unit="request", disable=not progress) as bar:
                 while todo or mine:
-                    while todo and not self._full:
+                    while todo and len(mine) < most and not self._full:
                         index, (prompt, one) = todo.popleft()
                         try:
                             name = self.submit(
                                 prompt, one, priority=priority, cache_salt=cache_salt
                             )
                             mine[name] = index
+                            self._awaited.add(name)
                         except InferjaxError as error:
                             ended(index, failed_completion(f"prompt-{index}", error))
                     for delta in self._own_deltas(mine):
                         if delta.completion is not None:
+                            self._awaited.discard(delta.request_id)
                             ended(mine.pop(delta.request_id), delta.completion)
         finally:
-            self._abort_all(mine)
+            self._abandon(mine)
         return [completion for completion in results if completion is not None]
 
     def stream(
@@ -196,7 +212,10 @@ class Engine:
         Raises: as `submit`; while running, the request's own error.
         """
         name = self.submit(prompt, sampling, priority=priority, cache_salt=cache_salt)
-        return self._stream(name)
+        deltas = self._stream(name)
+        # A generator that has not begun could be closed without a word to the request.
+        next(deltas)
+        return deltas
 
     def warmup(self, *, progress: bool = False) -> None:
         """Compile all programs; later compilations are counted and logged with their cause."""
@@ -284,10 +303,13 @@ class Engine:
                 f"request id {name!r} is in use", why="ids name requests", fix="choose another"
             )
 
-    def _own_deltas(self, names: dict[str, int]) -> list[Delta]:
+    def _free_name(self, number: int) -> str:
+        """Return a name for a request, unless a user has taken it: then another one."""
+        names = (f"request-{i}" for i in itertools.count(number))
+        return next(name for name in names if name not in self._core.requests)
+
+    def _own_deltas(self, names: Container[str]) -> list[Delta]:
         """Make a step; deltas of other requests wait for a step of their own."""
-        if not names:
-            return []
         own, others = [], []
         for delta in self.step():
             (own if delta.request_id in names else others).append(delta)
@@ -295,22 +317,34 @@ class Engine:
         return own
 
     def _stream(self, name: str) -> Iterator[Delta]:
-        mine = {name: 0}
+        """Yield nothing yet, then the deltas of a request."""
+        mine = {name}
+        self._awaited.add(name)
         try:
+            yield Delta(request_id=name, index=0, text="", tokens=Tokens())
             while mine:
                 for delta in self._own_deltas(mine):
                     if delta.completion is not None:
+                        self._awaited.discard(name)
                         mine.clear()
                     if delta.error is not None:
                         raise delta.error
                     yield delta
         finally:
-            self._abort_all(mine)
+            self._abandon(mine)
 
-    def _abort_all(self, names: dict[str, int]) -> None:
+    def _abandon(self, names: Collection[str]) -> None:
+        """Abort what is left of requests that nobody waits for any more."""
+        self._awaited.difference_update(names)
         for name in names:
             if name in self._core.requests:
                 self.abort(name)
+        self._silence(names)
+
+    def _silence(self, names: Collection[str]) -> None:
+        """Drop deltas that nobody is to see."""
+        self._core.silence(names)
+        self._unclaimed = [d for d in self._unclaimed if d.request_id not in names]
 
 
 def _pairs(prompts: Any, sampling: Any) -> list[tuple[Prompt, SamplingParams]]:

@@ -133,7 +133,8 @@ def make_track(
     if sampling.echo and tokenizer is not None:
         echo = tokenizer.decode(request.prompt_ids, skip_special_tokens=skip)
     track = RequestTrack(request=request, text_stream=text_stream, echo_text=echo)
-    track.scores, track.top_scores = [None] * prompt_len, [None] * prompt_len
+    if request.wants_prompt:
+        track.scores, track.top_scores = [None] * prompt_len, [None] * prompt_len
     root = cache_root(*origin, request.cache_salt)
     leader = None
     for index in range(sampling.n):
@@ -208,6 +209,12 @@ def delta_of(track: SampleTrack, text: str, tokens: Tokens) -> Delta:
         finish_reason=track.finish_reason,
         stop_reason=track.stop_reason,
     )
+
+
+def last_delta(request: RequestTrack, completion: Completion) -> Delta:
+    """Return the end of a request, with nothing else new."""
+    last = delta_of(request.samples[-1], "", Tokens())
+    return dataclasses.replace(last, error=completion.error, completion=completion)
 
 
 def view_of(track: SampleTrack) -> SequenceView:

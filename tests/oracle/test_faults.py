@@ -80,6 +80,18 @@ def test_requests_enter_after_a_failure():
     assert run_through(house, RuntimeError) == 0
 
 
+def test_interrupts_while_results_are_taken_in():
+    """What was collected and not told is drawn again, and told once."""
+    for tick in range(9, 60, 3):
+        house = House(make_rig((None, 6), **SETTINGS), gaps=True)
+        for seed in range(3):
+            sampling = SamplingParams(max_tokens=9, seed=seed, ignore_eos=True)
+            house.enter(Wish((5, 6, 7), sampling))
+        clock = house.rig.engine._clock
+        clock.alarm = clock.now + tick
+        assert run_through(house, KeyboardInterrupt) == 1
+
+
 class Interrupt:
     """Raises KeyboardInterrupt at the `count`-th line that the engine runs inside a step.
 
@@ -98,7 +110,7 @@ class Interrupt:
     def _call(self, frame, event, arg):
         code = frame.f_code
         ours = "/inferjax/engine/" in code.co_filename or "/inferjax/kv/" in code.co_filename
-        return self._line if ours and code.co_name != "step" else None
+        return self._line if ours and code.co_name != "step" and _in_core_step(frame) else None
 
     def _line(self, frame, event, arg):
         self.left -= event == "line"
@@ -106,6 +118,15 @@ class Interrupt:
             sys.settrace(None)
             raise KeyboardInterrupt
         return self._line
+
+
+def _in_core_step(frame):
+    """Return whether this is the engine at work, and not a check that calls a part of it."""
+    while frame is not None:
+        if frame.f_code.co_name == "step" and frame.f_code.co_filename.endswith("/core.py"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @pytest.mark.parametrize("seed", range(6))
