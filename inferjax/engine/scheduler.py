@@ -182,20 +182,20 @@ class Scheduler:
 
         Only the last one is ever preempted, so what is already planned stays.
         """
-        i = 0
+        i, size = 0, self.pages.page_size
         while i < len(self._running):
             sequence = self._running[i]
-            self._looked_at += 1
-            if sequence.phase is Phase.DECODE and sequence.overflows:
+            if sequence.phase is not Phase.DECODE:
+                rows -= self._run_chunk(sequence, plan, rows) if rows else 0
+            elif sequence.overflows:
                 self._shift(sequence, plan)
-            elif sequence.phase is Phase.DECODE:
-                end = self._decode_end(sequence, plan.steps)
+            elif end := self._decode_end(sequence, plan.steps):
+                # Most have their pages: this is all that is done for them.
                 grow = functools.partial(self.pages.grow, sequence, end)
-                if end and self._secure(sequence, plan, grow):
+                if end <= len(sequence.pages[0]) * size or self._secure(sequence, plan, grow):
                     self._decode(sequence, plan)
-            elif rows:
-                rows -= self._run_chunk(sequence, plan, rows)
             i += 1
+        self._looked_at += i
         return rows
 
     def _secure(self, sequence: Sequence, plan: Plan, take: Callable[[], bool]) -> bool:
@@ -362,11 +362,14 @@ class Scheduler:
         return [int(grows)] * len(self.pages.pools)
 
     def _promises(self) -> list[int]:
-        total = [0] * len(self.pages.pools)
+        total, growing, size = [0] * len(self.pages.pools), 0, self.pages.page_size
         for sequence in self._running:
-            self._looked_at += 1
-            total = [a + b for a, b in zip(total, self._promise(sequence), strict=True)]
-        return total
+            if sequence.phase is Phase.DECODE:
+                growing += len(sequence.pages[0]) * size < sequence.max_len - 1
+            else:
+                total = [a + b for a, b in zip(total, self._promise(sequence), strict=True)]
+        self._looked_at += len(self._running)
+        return [count + growing for count in total]
 
     def preempt(self, sequence: Sequence) -> None:
         """Send a running sequence back to the queue; what it has in flight still counts."""
