@@ -7,6 +7,7 @@ from typing import Any
 
 import tqdm
 
+from inferjax.config import Exec
 from inferjax.engine.buckets import BucketPlan, sizes_up_to
 from inferjax.engine.config import EngineConfig
 from inferjax.engine.scheduler import Scheduler
@@ -15,7 +16,7 @@ from inferjax.engine.sizes import Sizes, make_scheduler
 from inferjax.errors import InvalidInput
 
 GOAL_MS = 1.0
-PAGE_SIZE = 16
+PAGE_SIZE = Exec().page_size
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
