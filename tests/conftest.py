@@ -1,6 +1,7 @@
 """What every test starts from: eight simulated CPU devices, strict dtypes, checked shapes."""
 
 import os
+import sys
 
 # Before jax is imported anywhere: its device count is fixed at the first import.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -27,6 +28,23 @@ ROOT = Path(__file__).resolve().parent.parent
 # Most of the tests' time goes into compiling: workers and later runs share what was compiled.
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "compiled"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a classic fault be part of a whole run: see tests/mutations/faults.py."""
+    parser.addoption("--mutate", metavar="FAULT", help="run with a fault of tests/mutations")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the fault in place before any test is imported."""
+    if name := config.getoption("--mutate"):
+        sys.path.insert(0, str(ROOT / "tests" / "mutations"))
+        from apply import apply
+        from faults import FAULTS
+
+        if name not in FAULTS:
+            raise pytest.UsageError(f"no fault is called {name!r}: {', '.join(FAULTS)}")
+        apply(FAULTS[name], pytest.MonkeyPatch())
 
 
 @pytest.fixture(scope="session")

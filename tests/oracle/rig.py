@@ -70,13 +70,16 @@ def _model(config: ModelConfig, tokenizer: Tokenizer | None) -> Model:
 
 
 class Clock:
-    """A clock that ticks when it is looked at."""
+    """A clock that ticks when it is looked at, and interrupts who looks at `alarm`."""
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.alarm = -1.0
 
     def __call__(self) -> float:
         self.now += 1.0
+        if self.now == self.alarm:
+            raise KeyboardInterrupt
         return self.now
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-from engines import drain
 from rig import make_rig, truth
 from test_scenarios import wish
 from tokenizer_vocabularies import byte_level_metadata
@@ -21,8 +20,13 @@ def test_stop_string_ends_the_tokens_where_it_ends_the_text(decode_steps, overla
     outputs = [[token.token for token in truth(rig, free, index)] for index in range(2)]
     stop = TOKENIZER.decode(outputs[0][10:12])
     sampling = dataclasses.replace(free.sampling, stop=(stop,))
-    name = dataclasses.replace(free, sampling=sampling).submit(rig)
-    completion = drain(rig.engine)[name]
+    dataclasses.replace(free, sampling=sampling).submit(rig)
+    deltas = []
+    while rig.engine.has_work:
+        deltas += rig.engine.step()
+    assert sorted(delta.index for delta in deltas if delta.finish_reason) == [0, 1]
+    completion = deltas[-1].completion
+    assert completion is not None
     for sample, tokens in zip(completion.samples, outputs, strict=True):
         text = TOKENIZER.decode(tokens)
         ends = [n for n in range(30) if stop in TOKENIZER.decode(tokens[:n])]
