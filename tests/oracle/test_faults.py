@@ -80,18 +80,6 @@ def test_requests_enter_after_a_failure():
     assert run_through(house, RuntimeError) == 0
 
 
-def test_interrupts_while_results_are_taken_in():
-    """What was collected and not told is drawn again, and told once."""
-    for tick in range(9, 60, 3):
-        house = House(make_rig((None, 6), **SETTINGS), gaps=True)
-        for seed in range(3):
-            sampling = SamplingParams(max_tokens=9, seed=seed, ignore_eos=True)
-            house.enter(Wish((5, 6, 7), sampling))
-        clock = house.rig.engine._clock
-        clock.alarm = clock.now + tick
-        assert run_through(house, KeyboardInterrupt) == 1
-
-
 class Interrupt:
     """Raises KeyboardInterrupt at the `count`-th line that the engine runs inside a step.
 
