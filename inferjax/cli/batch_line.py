@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -125,7 +126,10 @@ def _sample(sample: Sample, sampling: SamplingParams) -> dict[str, Any]:
     }
     if sampling.logprobs is not None:
         found["logprobs"] = sample.tokens.logprobs
-        found["sampled_logprobs"] = sample.tokens.sampled_logprobs
+        # A forced token that could not have been drawn has -inf, for which JSON has no number.
+        found["sampled_logprobs"] = [
+            value if math.isfinite(value) else None for value in sample.tokens.sampled_logprobs
+        ]
     if sampling.logprobs:
         found["top_logprobs"] = sample.tokens.top_logprobs
     if sampling.logprob_token_ids:

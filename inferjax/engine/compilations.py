@@ -21,10 +21,13 @@ class CompileWatch:
     """Calls programs and notices when one is compiled.
 
     count and seconds are of all compilations so far, `surprises` counts those after `sealed` was
-    set. jax reports compilations per process; those of other threads are not ours.
+    set. Calls while `learning`, that is during the warm-up, are what surprises are compared with;
+    an engine without a warm-up need not look at the arguments of every call. jax reports
+    compilations per process; those of other threads are not ours.
     """
 
     strict: bool = False
+    learning: bool = False
     sealed: bool = False
     count: int = 0
     seconds: float = 0.0
@@ -56,18 +59,18 @@ class CompileWatch:
         if self._compiled:
             self.count += 1
             self.seconds += time.perf_counter() - began
-        if self._compiled or not self.sealed:
+        if self.learning or (self.sealed and self._compiled):
             # An array that was donated still knows its shape.
             shapes = _describe(args)
-            self._report(name, shapes)
-            self._known.setdefault(name, []).append(shapes)
+            known = self._known.setdefault(name, [])
+            if not self.learning:
+                self._report(name, shapes, known)
+            known.append(shapes)
         return result
 
-    def _report(self, name: str, shapes: dict[str, str]) -> None:
-        if not self.sealed:
-            return
+    def _report(self, name: str, shapes: dict[str, str], known: list[dict[str, str]]) -> None:
         self.surprises += 1
-        changes = _difference(shapes, self._known.get(name, []))
+        changes = _difference(shapes, known)
         _logger.warning("%s was compiled after the warm-up: %s", name, changes)
         if self.strict:
             raise UnexpectedCompilation(

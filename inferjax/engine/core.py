@@ -100,7 +100,7 @@ class Core:
     def drain(self) -> None:
         """Wait for what was dispatched beyond the end of all requests."""
         if self._broken:
-            self._recover()
+            self._flights.clear()
         while self._flights:
             self.collector.collect(self._flights.popleft())
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from typing import Any
 
+import jax
+import numpy as np
 import tqdm
 
 from inferjax.checkpoint.load import Model
@@ -21,7 +23,7 @@ from inferjax.engine.request import Desk, Prompt, Request, check_labels, decide_
 from inferjax.engine.sizes import make_scheduler, make_sizes
 from inferjax.engine.stats import SequenceView, Stats
 from inferjax.engine.track import failed_completion, last_delta, make_track, view_of
-from inferjax.errors import EngineFull, InferjaxError, InvalidInput, InvalidSampling
+from inferjax.errors import EngineFull, InferjaxError, InvalidInput, InvalidSampling, ShapeError
 from inferjax.params import Params
 from inferjax.sampling import SamplingParams
 
@@ -254,8 +256,9 @@ class Engine:
 
         Cached prompts belong to the old weights and are not found any more.
 
-        Raises: InvalidInput while requests run or wait.
+        Raises: InvalidInput while requests run or wait; ShapeError for weights of another model.
         """
+        _check_alike(params, self._core.programs.params)
         if self._core.requests:
             raise InvalidInput(
                 f"{len(self._core.requests)} requests are running or waiting",
@@ -345,6 +348,15 @@ class Engine:
         """Drop deltas that nobody is to see."""
         self._core.silence(names)
         self._unclaimed = [d for d in self._unclaimed if d.request_id not in names]
+
+
+def _check_alike(new: Any, old: Any) -> None:
+    if jax.tree.map(np.shape, new) != jax.tree.map(np.shape, old):
+        raise ShapeError(
+            f"these weights ({type(new).__name__}) are not those of the same model",
+            why="the engine's programs were made for the names and shapes of its first weights",
+            fix="give a tree like model.params, or make an engine for the other model",
+        )
 
 
 def _pairs(prompts: Any, sampling: Any) -> list[tuple[Prompt, SamplingParams]]:

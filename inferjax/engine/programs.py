@@ -55,19 +55,24 @@ class DevicePrograms:
         self._config = config
         self._exec = dataclasses.replace(exec, top_logprobs=config.max_logprobs)
         self._sizes, self._buckets = sizes, sizes.buckets
+        self._cache: KVCache | None = None
+        self._state: DecodeState | None = None
         self.watch.start()
         self.reset()
 
     def reset(self) -> None:
         """Make a new cache and an empty decode state."""
-        self._cache: KVCache = init_cache(
+        # What is left of the old ones goes first: memory may not hold both.
+        for leaf in jax.tree.leaves((self._cache, self._state)):
+            leaf.delete()
+        self._cache = init_cache(
             self._model,
             num_pages=self._sizes.num_pages,
             exec=self._exec,
             dtype=self._exec.kv_dtype or str(self.params.embed.dtype),
         )
         empty = self._no_rows(self._config.max_running)
-        self._state: DecodeState = jax.device_put(self._decode_state(empty, done=True))
+        self._state = jax.device_put(self._decode_state(empty, done=True))
 
     def copy(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:
         """Copy pages within a cache group, a fixed number per dispatch."""
@@ -175,17 +180,21 @@ class DevicePrograms:
     def warmup(self, *, progress: bool = False) -> None:
         """Compile everything by running it on nothing: no page but the trash page is touched."""
         calls = self._warmup_calls()
-        for call in tqdm.tqdm(calls, desc="compiling", unit="program", disable=not progress):
-            call()
+        self.watch.learning = True
+        try:
+            for call in tqdm.tqdm(calls, desc="compiling", unit="program", disable=not progress):
+                call()
+        finally:
+            self.watch.learning = False
         jax.block_until_ready((self._cache, self._state))
         self.watch.sealed = True
 
     def _warmup_calls(self) -> list[Callable[[], object]]:
         nowhere = np.zeros(COPY_PAGES, np.int32)
         groups = range(len(cache_groups(self._model)))
-        largest, num_slots = self._buckets.prefill_rows[-1], self._config.max_running
-        everyone = np.full(largest, num_slots, np.int32)
-        everyone[0] = 0
+        largest = self._buckets.prefill_rows[-1]
+        # -1 is no slot either, but not the padding for which nothing is drawn.
+        no_slot = np.full(largest, -1, np.int32)
         calls: list[Callable[[], object]] = [
             lambda g=g: self._copy(g, nowhere, nowhere) for g in groups
         ]
@@ -196,8 +205,7 @@ class DevicePrograms:
         calls += [lambda b=b: self.decode(self._no_decode(b)) for b in self._buckets.decode_slots]
         calls += [lambda r=r: self.extend(self._no_extend(r)) for r in self._buckets.prefill_rows]
         calls.append(lambda: self.extend(self._no_extend(largest, scored=True)))
-        # The only slot that draws is done: it draws nothing.
-        calls.append(lambda: self.extend(self._no_extend(largest, chosen=everyone)))
+        calls.append(lambda: self.extend(self._no_extend(largest, chosen=no_slot)))
         return calls
 
     def _no_rows(self, count: int) -> Rows:

@@ -84,6 +84,14 @@ def test_batch_reports_what_a_line_asks_for(tmp_path):
     assert "prompt_top_logprobs" not in result
 
 
+def test_batch_writes_no_numbers_that_json_does_not_have(tmp_path):
+    fields = {"temperature": 1.0, "top_k": 1, "forced_token_ids": [5, 6], "logprobs": 0}
+    result = run(tmp_path / "out", [json.dumps({"prompt": [7, 8], **fields}).encode()])[0]
+    (sample,) = result["samples"]
+    assert sample["sampled_logprobs"][:2] == [None, None]
+    assert all(value <= 0 for value in sample["logprobs"])
+
+
 def test_batch_bad_lines_fail_alone(tmp_path):
     contents = [b"\n"]
     for (bad, _), good in zip(BAD, good_lines(len(BAD)), strict=True):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from engines import make_engine, random_prompt, shared_engine, text_engine
+from tiny_models import tiny_model
 
 import inferjax as ij
 from inferjax.errors import (
@@ -178,3 +179,13 @@ def test_odd_texts_are_prompts_like_others():
     assert [c.error for c in done] == [None] * 4
     (empty,) = engine.generate([""], GOOD)
     assert isinstance(empty.error, InvalidInput) or empty.usage.prompt_tokens == 1
+
+
+@pytest.mark.parametrize("wrong", [None, {}, [1.0], "swapped"])
+def test_weights_of_another_model_are_refused(wrong):
+    engine = shared_engine()
+    params = tiny_model("llama").params
+    wrong = params.replace(embed=params.embed[:-1]) if wrong == "swapped" else wrong
+    with pytest.raises(ShapeError, match="weights"):
+        engine.update_params(wrong)
+    assert engine.generate([[5, 6]], GOOD)[0].error is None

@@ -3,11 +3,13 @@
 import dataclasses
 import logging
 
+import jax
 import pytest
 from engines import SMALL, make_engine, random_prompt, shared_engine
 from tiny_models import tiny_model
 
 import inferjax as ij
+from inferjax.engine.compilations import CompileWatch
 from inferjax.errors import UnexpectedCompilation
 
 EVERY_FEATURE = [
@@ -67,6 +69,32 @@ def test_a_strict_engine_raises_and_works_again_with_what_it_knows():
     engine.update_params(params)
     (done,) = engine.generate([random_prompt(5)], ij.SamplingParams(temperature=0.0, max_tokens=2))
     assert len(done.token_ids) == 2
+
+
+def test_a_warm_up_while_requests_run_changes_nothing():
+    sampling = ij.SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    engine, prompt = make_engine(), random_prompt(5)
+    (alone,) = engine.generate([prompt], sampling)
+    ids = []
+    for count, delta in enumerate(engine.stream(prompt, sampling)):
+        ids += delta.tokens.ids
+        if count == 0:
+            engine.warmup()
+    assert tuple(ids) == alone.token_ids
+
+
+def test_an_engine_without_a_warm_up_does_not_remember_every_call():
+    watch = CompileWatch()
+    for _ in range(3):
+        watch.call("program", lambda x: x, 1)
+    assert not watch._known
+
+
+def test_a_reset_gives_up_the_old_cache_first():
+    programs = make_engine()._core.programs
+    old = jax.tree.leaves(programs._cache)
+    programs.reset()
+    assert all(leaf.is_deleted() for leaf in old)
 
 
 def test_the_bucket_plan_is_described():
