@@ -7,7 +7,7 @@ import textwrap
 from typing import Any
 
 import pytest
-from faults import Fault
+from fault import Fault
 
 
 def apply(fault: Fault, patch: pytest.MonkeyPatch) -> None:

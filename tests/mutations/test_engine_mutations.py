@@ -7,7 +7,8 @@ from collections.abc import Callable
 import jaxtyping
 import pytest
 from apply import apply
-from faults import FAULTS, Fault
+from fault import Fault
+from faults import FAULTS
 
 # What a fault that is badly written raises, and not one that shows.
 MISTAKES = (NameError, SyntaxError, TypeError)
