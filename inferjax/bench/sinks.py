@@ -154,9 +154,7 @@ def _streamed(
     )
     engine = Engine(model, config, exec=exec)
     try:
-        (done,) = engine.generate([tokens[:1]], sampling)
+        deltas = engine.stream(tokens[:1], sampling)
+        return [logprob for delta in deltas for logprob in delta.tokens.logprobs]
     finally:
         engine.close()
-    if done.error is not None:
-        raise done.error
-    return list(done.samples[0].logprobs)
