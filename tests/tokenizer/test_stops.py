@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferjax.tokenizer.stops import StopStrings
 from inferjax.errors import InvalidSampling
+from inferjax.tokenizer.stops import StopStrings
 
 # Two letters make overlapping and nested stop strings common.
 texts = st.text(alphabet="ab", max_size=24)
