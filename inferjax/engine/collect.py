@@ -11,7 +11,14 @@ from inferjax.engine.dispatch import Drawn, Extended, Handle
 from inferjax.engine.scheduler import Scheduler
 from inferjax.engine.sequence import Phase, Sequence
 from inferjax.engine.stats import Counters
-from inferjax.engine.track import RequestTrack, SampleTrack, delta_of, tokens_of, top_pairs
+from inferjax.engine.track import (
+    Report,
+    RequestTrack,
+    SampleTrack,
+    delta_of,
+    tokens_of,
+    top_pairs,
+)
 from inferjax.errors import InferjaxError
 from inferjax.runtime.arguments import error_for_status
 
@@ -165,14 +172,12 @@ class Collector:
         """Report tokens, and the end if it has come."""
         if reason is not None:
             text += sample.text.finish()
-        if not sample.parts:
+        if not sample.reports:
             text = sample.request.echo_text + text
         arrival = self._clock() - sample.request.request.submitted
-        sample.parts.append(tokens)
-        sample.arrivals.append((arrival, len(tokens.ids)))
+        sample.reports.append(Report(tokens=tokens, arrival=arrival, reason=reason, cause=cause))
         if reason is not None:
-            sample.stop_reason = cause
-            self._end_sample(sample, reason)
+            self._scheduler.finish(sample.sequence)
         delta = delta_of(sample, text, tokens)
         if sample.request.finished:
             self._report_end(sample.request, delta)
@@ -190,7 +195,7 @@ class Collector:
         self._forget(request)
 
     def _end_sample(self, sample: SampleTrack, reason: FinishReason) -> None:
-        sample.finish_reason = reason
+        sample.cut = reason
         self._scheduler.finish(sample.sequence)
 
     def _end_request(

@@ -50,7 +50,8 @@ class Core:
         self._flights: collections.deque[Flight] = collections.deque()
         self._depth = 1 if overlap else 0
         self._clock = clock
-        self._broken = False
+        # A step that broke off leaves the device, and what the host knows of it, in any state.
+        self._broken = self._torn = False
 
     @property
     def has_work(self) -> bool:
@@ -72,7 +73,9 @@ class Core:
 
     def abort(self, request: RequestTrack) -> None:
         """End a request; what is under way for it is ignored when it arrives."""
+        self._mend()
         self.collector.abort(request)
+        self.silence({request.request.request_id})
         self.counters.aborted += 1
 
     def silence(self, names: Collection[str]) -> None:
@@ -86,21 +89,20 @@ class Core:
         """Make one step; see `Engine.step`."""
         if self._broken:
             self._recover()
-        self._broken = True
+        self._broken = self._torn = True
         self._fill()
         if self._flights:
             began = self._clock()
             self.collector.collect(self._flights.popleft())
             self.counters.collect_s += self._clock() - began
-        self._broken = False
+        self._broken = self._torn = False
         deltas = list(self.collector.outbox)
         self.collector.outbox.clear()
         return deltas
 
     def drain(self) -> None:
         """Wait for what was dispatched beyond the end of all requests."""
-        if self._broken:
-            self._flights.clear()
+        self._mend()
         while self._flights:
             self.collector.collect(self._flights.popleft())
 
@@ -189,11 +191,17 @@ class Core:
 
     def _recover(self) -> None:
         """Start over after an exception: the cache may be gone, what was reported is kept."""
-        self._flights.clear()
+        self._mend()
         self.programs.reset()
-        self.scheduler.reset(self.collector.restart())
         self.counters.recoveries += 1
         self._broken = False
+
+    def _mend(self) -> None:
+        """Put the host side in order after an exception: everything waits to be run again."""
+        if self._torn:
+            self._flights.clear()
+            self.scheduler.reset(self.collector.restart())
+            self._torn = False
 
 
 def _no_room(sequence: Sequence) -> OutOfPages:

@@ -26,23 +26,47 @@ from inferjax.kv.prefix import cache_root
 from inferjax.tokenizer import Tokenizer
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Tokens of a sample, when they came, and its end if they brought it.
+
+    One value, so that an interrupt never finds tokens without the end that belongs to them.
+    """
+
+    tokens: Tokens
+    arrival: float
+    reason: FinishReason | None = None
+    cause: str | int | None = None
+
+
 @dataclasses.dataclass(slots=True, eq=False, kw_only=True)
 class SampleTrack:
-    """One sample: its sequence, its text, and what has been reported of it."""
+    """One sample: its sequence, its text, and what has been reported of it.
+
+    `cut` is why it ended other than by its own tokens.
+    """
 
     index: int
     sequence: Sequence
     request: "RequestTrack"
     text: TextStream
     counted: bool = False
-    parts: list[Tokens] = dataclasses.field(default_factory=list)
-    arrivals: list[tuple[float, int]] = dataclasses.field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
+    reports: list[Report] = dataclasses.field(default_factory=list)
+    cut: FinishReason | None = None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it has ended, None while it goes on."""
+        return self.cut or (self.reports[-1].reason if self.reports else None)
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or stop id that ended it."""
+        return self.reports[-1].cause if self.reports else None
 
     def rewind(self) -> None:
         """Forget tokens that were collected but not reported, after a step that broke off."""
-        reported = [token for part in self.parts for token in part.ids]
+        reported = [token for report in self.reports for token in report.tokens.ids]
         sequence = self.sequence
         del sequence.tokens[sequence.prompt_len + len(reported) - sequence.lost[1] :]
         self.text = self.request.text_stream()
@@ -54,10 +78,10 @@ class SampleTrack:
         return Sample(
             index=self.index,
             text=shown,
-            tokens=joined(self.parts),
+            tokens=joined([report.tokens for report in self.reports]),
             finish_reason=self.finish_reason or "abort",
             stop_reason=self.stop_reason,
-            arrivals=tuple(self.arrivals),
+            arrivals=tuple((r.arrival, len(r.tokens.ids)) for r in self.reports),
         )
 
 

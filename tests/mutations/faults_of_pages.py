@@ -218,7 +218,7 @@ ACCOUNTS = {
         seen="llama.cpp#24630",
         target=COLLECT + "Collector.abort",
         old='self._end_sample(sample, "abort")',
-        new='sample.finish_reason = "abort"',
+        new='sample.cut = "abort"',
         check="test_scenarios.test_abort_of_a_request_with_samples_in_all_phases",
         args=(2,),
     ),

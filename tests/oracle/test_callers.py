@@ -1,14 +1,18 @@
 """Several callers of one engine who do not know of each other: none waits for ever, none loses."""
 
+import contextlib
 import itertools
 
+import numpy as np
 import pytest
 from rig import make_rig
+from test_faults import Interrupt
 
-from inferjax.errors import EngineFull
+from inferjax.errors import EngineFull, InvalidInput
 from inferjax.sampling import SamplingParams
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+LONG_FOR_48 = SamplingParams(temperature=0.0, max_tokens=25, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 
 
@@ -112,3 +116,21 @@ def test_weights_can_change_after_a_failure():
         rig.engine.generate([[1, 2, 3]], SHORT)
     rig.engine.update_params(rig.oracle.params)
     assert rig.engine.generate([[1, 2, 3]], SHORT)[0].error is None
+
+
+@pytest.mark.parametrize("seed", range(0, 200, 20))
+def test_all_can_be_aborted_wherever_a_step_broke_off(seed):
+    for each in range(seed, seed + 20):
+        random = np.random.default_rng(each)
+        sizes = {"num_pages": 16, "max_len": 48, "row_tokens": 4, "token_budget": 8}
+        engine = make_rig((None, 6), decode_steps=3, **sizes).engine
+        names = [engine.submit(random.integers(3, 60, 3 + 4 * i), LONG_FOR_48) for i in range(5)]
+        for _ in range(random.integers(25)):
+            engine.step()
+        with contextlib.suppress(KeyboardInterrupt), Interrupt(int(random.integers(700))):
+            engine.step()
+        for name in names:
+            with contextlib.suppress(InvalidInput):
+                engine.abort(name)
+        assert engine.generate([[1, 2, 3]], SHORT)[0].finish_reason == "length"
+        assert engine.stats().pages_live == (0, 0)

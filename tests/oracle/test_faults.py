@@ -81,13 +81,13 @@ def test_requests_enter_after_a_failure():
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at the `count`-th line that the engine runs inside a step.
+    """Raises KeyboardInterrupt at the `count`-th line that the engine runs inside `part` of a step.
 
     Lines of `step` itself are left out: what it has taken out of the outbox is the caller's.
     """
 
-    def __init__(self, count: int) -> None:
-        self.left = count
+    def __init__(self, count: int, part: str = "step") -> None:
+        self.left, self.part = count, part
 
     def __enter__(self) -> None:
         sys.settrace(self._call)
@@ -98,7 +98,18 @@ class Interrupt:
     def _call(self, frame, event, arg):
         code = frame.f_code
         ours = "/inferjax/engine/" in code.co_filename or "/inferjax/kv/" in code.co_filename
-        return self._line if ours and code.co_name != "step" and _in_core_step(frame) else None
+        return self._line if ours and code.co_name != "step" and self._inside(frame) else None
+
+    def _inside(self, frame):
+        """Return whether this is the engine at work, and not a check that calls a part of it."""
+        while frame is not None:
+            if (
+                frame.f_code.co_name == self.part
+                and "/inferjax/engine/" in frame.f_code.co_filename
+            ):
+                return True
+            frame = frame.f_back
+        return False
 
     def _line(self, frame, event, arg):
         self.left -= event == "line"
@@ -106,15 +117,6 @@ class Interrupt:
             sys.settrace(None)
             raise KeyboardInterrupt
         return self._line
-
-
-def _in_core_step(frame):
-    """Return whether this is the engine at work, and not a check that calls a part of it."""
-    while frame is not None:
-        if frame.f_code.co_name == "step" and frame.f_code.co_filename.endswith("/core.py"):
-            return True
-        frame = frame.f_back
-    return False
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -129,3 +131,16 @@ def test_interrupt_at_any_line(seed):
             continue
     assert house.rig.engine.stats().totals.recoveries > 5
     run_through(house, KeyboardInterrupt)
+
+
+@pytest.mark.parametrize("first", range(0, 240, 60))
+def test_interrupt_at_every_line_that_takes_in_an_end(first):
+    """Tokens that are reported have their end with them: nothing is drawn behind it."""
+    for count in range(first, first + 60):
+        house = House(make_rig(), gaps=True)
+        house.enter(Wish((5, 6, 7), SamplingParams(max_tokens=1, seed=1)))
+        try:
+            with Interrupt(count, part="collect"):
+                house.step()
+        except KeyboardInterrupt:
+            run_through(house, KeyboardInterrupt)
