@@ -7,8 +7,9 @@ import dataclasses
 class Counters:
     """Totals since the engine started. Rows and tokens are those of dispatches.
 
-    `prompt_tokens` counts prompts as they are admitted the first time, `prefix_hit_tokens` those of
-    them found in the cache, `prefill_tokens` what prefills computed, recomputation included.
+    `prompt_tokens` counts prompts as they are admitted the first time, once per sample, and
+    `prefix_hit_tokens` those of them found in the cache or shared with an earlier sample;
+    `prefill_tokens` is what prefills computed, recomputation included.
     `padded_tokens` are places of a prefill that held no token; `decode_rows` are rows of decode
     steps that were asked for, `padded_rows` those without a sequence. `shifts` are
     sequences that dropped their middle. `collect_s` includes waiting for the device.
