@@ -11,19 +11,22 @@ SECONDS_PER_LAYER = 0.15
 class BucketPlan:
     """Sizes that are compiled: rows of a prefill, and slots of a decode.
 
-    `shifts` says whether sequences may outgrow their context, which takes one more program.
+    Every one of `num_groups` cache groups has a program that copies pages. `shifts` says whether
+    sequences may outgrow their context, which takes one more.
     """
 
     prefill_rows: tuple[int, ...]
     decode_slots: tuple[int, ...]
     row_tokens: int
     num_layers: int
+    num_groups: int = 1
     shifts: bool = False
 
     @property
     def num_programs(self) -> int:
         """Every prefill and decode size, and those that are there once: see `programs.py`."""
-        return len(self.prefill_rows) + len(self.decode_slots) + 4 + self.shifts
+        sizes = len(self.prefill_rows) + len(self.decode_slots)
+        return sizes + 3 + self.num_groups + self.shifts
 
     @property
     def seconds(self) -> float:

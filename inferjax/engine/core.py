@@ -115,6 +115,7 @@ class Core:
             self.counters.preemptions += len(plan.preempted)
             for sequence in plan.failed:
                 self.collector.fail(sequence, _no_room(sequence))
+                plan.drop_finished()
             if plan.empty:
                 self._check_progress(plan)
                 return

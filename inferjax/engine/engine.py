@@ -269,6 +269,14 @@ class Engine:
         self._core.programs.params = params
         self._revision += 1
 
+    def __enter__(self) -> "Engine":
+        """Return the engine; it is closed when the block ends."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close the engine."""
+        self.close()
+
     def close(self) -> None:
         """Stop listening to jax; the engine is not used afterwards."""
         self._core.programs.close()

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from inferjax.engine.sequence import Sequence
+from inferjax.engine.sequence import Phase, Sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,14 @@ class Plan:
     preempted: list[Sequence] = dataclasses.field(default_factory=list)
     failed: list[Sequence] = dataclasses.field(default_factory=list)
 
+    def drop_finished(self) -> None:
+        """Leave out sequences that have ended since: a sample that fails ends its siblings."""
+        self.placed = [s for s in self.placed if s.phase is not Phase.FINISHED]
+        self.decode = [s for s in self.decode if s.phase is not Phase.FINISHED]
+        self.chunks = [c for c in self.chunks if c.sequence.phase is not Phase.FINISHED]
+
     @property
     def empty(self) -> bool:
-        """Whether nothing would run."""
-        return not (self.chunks or self.decode or self.placed)
+        """Whether nothing would run; rows that only move have to."""
+        work = (self.shifts, self.copies, self.moves, self.placed, self.chunks, self.decode)
+        return not any(work)

@@ -78,6 +78,7 @@ def _sizes_of(
             decode_slots=sizes_up_to(config.max_running, config.decode_buckets),
             row_tokens=config.row_tokens,
             num_layers=model.config.num_layers,
+            num_groups=len(groups),
             shifts=config.overflow != "refuse",
         ),
     )
