@@ -10,6 +10,7 @@ import inferjax as ij
 from inferjax.engine.overflow import middle_of
 from inferjax.errors import RequestTooLong, UnsupportedConfig
 
+SLOW = pytest.mark.slow
 CONTEXT = 48
 LOSSY = {"overflow": "lossy_sinks", "max_len": CONTEXT, "sink_tokens": 5}
 LONG = ij.SamplingParams(temperature=0.8, seed=3, max_tokens=3 * CONTEXT, ignore_eos=True)
@@ -26,7 +27,9 @@ def pages_balance(engine: ij.Engine) -> bool:
     return not any(pool.num_live for pool in pages.pools)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(f, marks=SLOW) for f in ("gemma3_text", "deepseek_v3"))]
+)
 def test_a_chat_goes_on_past_its_context(family):
     engine = make_engine(family, **LOSSY)
     (done,) = engine.generate([random_prompt(20)], LONG)

@@ -120,11 +120,17 @@ def preempt(engine: ij.Engine, name: str, wanted: int) -> None:
         engine._core.scheduler.preempt(sequence)
 
 
-@pytest.mark.parametrize("exact", [True, False], ids=["exact", "plain"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "exact"),
+    [
+        ("llama", True),
+        ("llama", False),
+        ("gemma3_text", False),
+        ("gpt_oss", True),
+        ("deepseek_v3", False),
+    ],
+)
 def test_no_situation_changes_the_result(family, exact):
-    if (family, exact) in (("gemma3_text", True), ("deepseek_v3", True), ("gpt_oss", False)):
-        pytest.skip("in the full lattice only: test_the_full_lattice")
     check(family, exact, SAMPLE, decode_steps=8)
 
 
