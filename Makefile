@@ -20,7 +20,7 @@ help: ## list the targets
 demo: $(VENV)/.core ## answer a prompt with a small real model and show the speed
 	@$(BIN)/inferjax generate "$(PROMPT)"
 
-test: lint ## format, lint, types, import layers, tests and notebooks (about 8 minutes on two cores)
+test: lint ## format, lint, types, import layers, tests and notebooks (on two cores 20 minutes the first time, 8 afterwards)
 	@$(BIN)/pytest -n $(JOBS) --nbmake tests $(wildcard notebooks)
 
 test-all: lint ## the same with the full lattices, the soaks and the real models
