@@ -33,11 +33,10 @@ from inferjax.runtime.beam_rules import (
     pick,
     select,
 )
-from inferjax.runtime.generate import prefill_chunks, prompt_cache, share_pages
-from inferjax.runtime.inputs import StepInputs, input_status
+from inferjax.runtime.generate import prefill_prompts, share_pages
+from inferjax.runtime.inputs import StepInputs
 from inferjax.runtime.passes import logits_of, run_paged
 from inferjax.runtime.steps import pad_id
-from inferjax.sampling import Status
 from inferjax.sharding import automatic, rows_like
 from pallas_kernels.unbatched import any_row
 
@@ -164,17 +163,10 @@ def _beam_search(
     exec: Exec,
 ) -> Beams:
     num_beams, num_steps = rules.num_beams, rules.max_new_tokens
-    cache, prompt_table = prompt_cache(params, config, tokens.shape, num_beams, num_steps, exec)
-    inputs = StepInputs(
-        tokens=tokens,
-        lengths=lengths,
-        starts=jnp.zeros_like(lengths),
-        block_tables=(prompt_table,) * len(cache.groups),
+    logits, status, cache, prompt_table = prefill_prompts(
+        params, config, tokens, lengths, num_beams, num_steps, exec
     )
-    status = input_status(inputs, cache, config)
-    status |= jnp.where(lengths < 1, int(Status.EMPTY_PROMPT), 0)
-    hidden, cache = prefill_chunks(params, config, cache, inputs, exec)
-    logits = jnp.repeat(logits_of(params, config, hidden, exec), num_beams, axis=0)
+    logits = jnp.repeat(logits, num_beams, axis=0)
     cache, own = share_pages(cache, prompt_table, lengths, num_beams, num_steps)
 
     def more(carry: tuple[Array, Search, KVCache, Array]) -> Array:

@@ -115,19 +115,9 @@ def _generate(
     exec: Exec,
 ) -> Generation:
     copies = num_samples or 1
-    cache, prompt_table = prompt_cache(
-        params, config, tokens.shape, num_samples, max_new_tokens, exec
+    logits, status, cache, prompt_table = prefill_prompts(
+        params, config, tokens, lengths, num_samples, max_new_tokens, exec
     )
-    inputs = StepInputs(
-        tokens=tokens,
-        lengths=lengths,
-        starts=jnp.zeros_like(lengths),
-        block_tables=(prompt_table,) * len(cache.groups),
-    )
-    status = input_status(inputs, cache, config)
-    status |= jnp.where(lengths < 1, int(Status.EMPTY_PROMPT), 0)
-    hidden, cache = prefill_chunks(params, config, cache, inputs, exec)
-    logits = logits_of(params, config, hidden, exec)
     table = prompt_table
     if num_samples is not None:
         cache, table = share_pages(cache, prompt_table, lengths, num_samples, max_new_tokens)
@@ -151,6 +141,35 @@ def _generate(
     first, state = draw(logits, config, state, exec)
     rest, state, _ = decode_loop(params, config, cache, state, max_new_tokens - 1, exec)
     return _result(first, rest, state, status, num_samples)
+
+
+def prefill_prompts(
+    params: Params,
+    config: ModelConfig,
+    tokens: Int[Array, "B S"],
+    lengths: Int[Array, " B"],
+    num_samples: int | None,
+    max_new_tokens: int,
+    exec: Exec,
+) -> tuple[Float[Array, "B V"], Int[Array, " B"], KVCache, Int[Array, "B M"]]:
+    """Run prompts into a cache of their own; return their last logits and `Status` bits with it.
+
+    The last value is the prompts' block table; the cache also has the pages that `num_samples` of
+    each prompt need for `max_new_tokens`.
+    """
+    cache, prompt_table = _prompt_cache(
+        params, config, tokens.shape, num_samples, max_new_tokens, exec
+    )
+    inputs = StepInputs(
+        tokens=tokens,
+        lengths=lengths,
+        starts=jnp.zeros_like(lengths),
+        block_tables=(prompt_table,) * len(cache.groups),
+    )
+    status = input_status(inputs, cache, config)
+    status |= jnp.where(lengths < 1, int(Status.EMPTY_PROMPT), 0)
+    hidden, cache = prefill_chunks(params, config, cache, inputs, exec)
+    return logits_of(params, config, hidden, exec), status, cache, prompt_table
 
 
 def prefill_chunks(
@@ -183,7 +202,7 @@ def prefill_chunks(
     return lax.fori_loop(0, num_chunks, step, (start, cache))
 
 
-def prompt_cache(
+def _prompt_cache(
     params: Params,
     config: ModelConfig,
     shape: tuple[int, ...],
