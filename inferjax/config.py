@@ -6,7 +6,7 @@ they can be static arguments of `jax.jit`; dtypes are canonical strings, because
 """
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from inferjax.errors import KernelUnavailable, UnsupportedConfig
 
@@ -238,6 +238,21 @@ def assign_groups(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
     return tuple(grouped)
 
 
+def check_setting(settings: Any, name: str, smallest: int, largest: int) -> None:
+    """Refuse a field of a settings dataclass that is not an integer in the given range.
+
+    Raises: UnsupportedConfig.
+    """
+    value = getattr(settings, name)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not smallest <= value <= largest:
+        raise UnsupportedConfig(
+            f"{name}={value!r}",
+            why=f"it must be an integer of at least {smallest}, at most {largest}",
+            fix=f"the default is {type(settings).__dataclass_fields__[name].default}",
+        )
+
+
 ATTENTION_IMPLEMENTATIONS = ("auto", "xla", "reference")
 KV_DTYPES = ("float32", "bfloat16", "float16")
 LARGEST_SETTING = 1 << 20
@@ -299,11 +314,4 @@ class Exec:
         if not isinstance(self.exact, bool):
             raise UnsupportedConfig(f"exact={self.exact!r}", fix="use True or False")
         for name, smallest in SMALLEST_SETTINGS.items():
-            value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not whole or not smallest <= value <= LARGEST_SETTING:
-                raise UnsupportedConfig(
-                    f"{name}={value!r}",
-                    why=f"it must be an integer of at least {smallest}, at most {LARGEST_SETTING}",
-                    fix=f"the default is {type(self).__dataclass_fields__[name].default}",
-                )
+            check_setting(self, name, smallest, LARGEST_SETTING)

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, ClassVar
 
+from inferjax.config import check_setting
 from inferjax.engine.overflow import OVERFLOWS
 from inferjax.errors import UnsupportedConfig
 from inferjax.kv.eviction import EVICTIONS
@@ -83,11 +84,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         """Refuse settings that could not run."""
         for name, smallest in SMALLEST_SIZES.items():
-            self._check_size(name, getattr(self, name), smallest)
+            check_setting(self, name, smallest, LARGEST_SIZE)
         for name in OPTIONAL_SIZES:
-            value = getattr(self, name)
-            if value is not None:
-                self._check_size(name, value, 1, 1 << 50 if name == "cache_bytes" else LARGEST_SIZE)
+            if getattr(self, name) is not None:
+                check_setting(self, name, 1, 1 << 50 if name == "cache_bytes" else LARGEST_SIZE)
         for name in ("prefill_buckets", "decode_buckets"):
             self._check_buckets(name, getattr(self, name))
         for name in ("prefix_caching", "overlap", "strict"):
@@ -98,23 +98,12 @@ class EngineConfig:
             if value not in known:
                 raise UnsupportedConfig(f"{name}={value!r}", fix=f"use one of {', '.join(known)}")
         if self.seed is not None:
-            self._check_size("seed", self.seed, 0, 2**64 - 1)
+            check_setting(self, "seed", 0, 2**64 - 1)
         if not isinstance(self.widths, Widths):
             raise UnsupportedConfig(f"widths={self.widths!r}", fix="give a Widths(...)")
         if self.num_pages is not None and self.cache_bytes is not None:
             raise UnsupportedConfig(
                 "both num_pages and cache_bytes", why="either decides", fix="leave one out"
-            )
-
-    def _check_size(
-        self, name: str, value: Any, smallest: int, largest: int = LARGEST_SIZE
-    ) -> None:
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or not smallest <= value <= largest:
-            raise UnsupportedConfig(
-                f"{name}={value!r}",
-                why=f"it must be an integer from {smallest} to {largest}",
-                fix=f"the default is {type(self).__dataclass_fields__[name].default}",
             )
 
     def _check_buckets(self, name: str, value: Any) -> None:

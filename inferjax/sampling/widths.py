@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar, cast
 
-from inferjax.errors import InvalidSampling, UnsupportedConfig
+from inferjax.config import check_setting
+from inferjax.errors import InvalidSampling
 from inferjax.sampling.params import SamplingParams
 
 LARGEST_WIDTH = 1 << 20
@@ -33,14 +34,7 @@ class Widths:
     def __post_init__(self) -> None:
         """Refuse what is no width."""
         for field in dataclasses.fields(self):
-            value, least = getattr(self, field.name), int(field.name == "bad_word_len")
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not whole or not least <= value <= LARGEST_WIDTH:
-                raise UnsupportedConfig(
-                    f"{field.name}={value!r}",
-                    why=f"a width is an integer from {least} to {LARGEST_WIDTH}",
-                    fix=f"the default is {field.default}",
-                )
+            check_setting(self, field.name, int(field.name == "bad_word_len"), LARGEST_WIDTH)
 
 
 def check_request(params: SamplingParams, *, vocab_size: int, widths: Widths | None = None) -> None:
