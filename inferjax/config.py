@@ -55,7 +55,11 @@ class Norm:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Grouped-query attention: N query heads share K key/value heads of `head_dim`."""
+    """Grouped-query attention: N query heads share K key/value heads of `head_dim`.
+
+    `qk_norm` normalises queries and keys before the rope: each head with the same weights ("head")
+    or with its own ("each_head"), or all heads as one vector ("all_heads").
+    """
 
     num_q_heads: int
     num_kv_heads: int
@@ -68,6 +72,7 @@ class Attention:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: Norm | None = None
+    qk_norm_span: Literal["head", "each_head", "all_heads"] = "head"
 
     @property
     def q_per_kv(self) -> int:
@@ -109,8 +114,9 @@ class Router:
     """How a token picks its experts.
 
     "softmax_topk" normalises over the chosen logits only, "softmax" over all experts, "sigmoid"
-    scores each expert alone. Groups are limited before the choice; `score_bias` moves the choice
-    but not the weight (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    scores each expert alone. Groups are limited before the choice, by their best expert or by the
+    sum of their best two; `score_bias` moves the choice but not the weight (DeepSeek-V3, arXiv
+    2412.19437, section 2.1.2).
     """
 
     kind: Literal["softmax_topk", "softmax", "sigmoid"]
@@ -118,6 +124,7 @@ class Router:
     experts_per_token: int
     num_groups: int = 1
     groups_per_token: int = 1
+    group_score: Literal["best", "best_two"] = "best_two"
     normalize: bool = False
     scale: float = 1.0
     bias: bool = False
@@ -127,6 +134,8 @@ class Router:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MoE:
     """A mixture of gated experts, plus one shared expert when `shared` is given.
+
+    `shared_gate` multiplies the shared expert's output by the sigmoid of a projection of its input.
 
     `clamp` and `alpha` are gpt-oss's SwiGLU: up in [-clamp, clamp], gate <= clamp, and
     `(up + 1) * gate * sigmoid(alpha * gate)`.
@@ -139,14 +148,18 @@ class MoE:
     clamp: float | None = None
     alpha: float = 1.0
     shared: MLP | None = None
+    shared_gate: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """One decoder layer: its attention, its feed-forward and where it normalises.
+    """One decoder layer: its attention, its feed-forward, where it normalises and how it adds up.
 
     `norm_in` normalises each block's input (the usual), `norm_out` its output before the residual
-    is added (Gemma 3 has both, OLMo 2 only the latter). `group` is the layer's page pool.
+    is added (Gemma 3 has both, OLMo 2 only the latter), `norm_sum` the sum of both (the original
+    transformer). The feed-forward reads what attention has added to ("serial"), the layer's own
+    input ("parallel"), or that input as attention's norm left it ("parallel_shared"). `group` is
+    the layer's page pool.
     """
 
     attention: Attention | LatentAttention
@@ -154,6 +167,9 @@ class LayerSpec:
     norm: Norm
     norm_in: bool = True
     norm_out: bool = False
+    norm_sum: bool = False
+    residual: Literal["serial", "parallel", "parallel_shared"] = "serial"
+    residual_scale: float = 1.0
     group: int = 0
 
 
@@ -174,19 +190,37 @@ class CacheGroup:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pooling:
+    """How an embedding model turns the hidden states of a text into one vector."""
+
+    kind: Literal["last", "mean", "first"] = "last"
+    normalize: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """All the forward pass needs to know about a checkpoint, and nothing about how to run it."""
+    """All the forward pass needs to know about a checkpoint, and nothing about how to run it.
+
+    `head` tells what follows the final norm: logits over the vocabulary, over `labels`, or nothing
+    (a checkpoint of the bare model). `embed_dim` is the width of the embedding where a projection
+    leads from it to `model_dim`, and back before the head.
+    """
 
     family: str
     vocab_size: int
     model_dim: int
     max_context: int
     layers: tuple[LayerSpec, ...]
-    final_norm: Norm
+    final_norm: Norm | None
     tied: bool
+    head: Literal["vocabulary", "labels", "none"] = "vocabulary"
+    labels: tuple[str, ...] = ()
+    pooling: Pooling | None = None
     dtype: str = "float32"
+    embed_dim: int | None = None
     embed_scale: float = 1.0
     learned_positions: int | None = None
+    logit_scale: float = 1.0
     final_softcap: float | None = None
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()

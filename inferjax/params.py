@@ -70,6 +70,7 @@ class MoEParams:
     b_in: Array | None = None
     b_down: Array | None = None
     shared: MLPParams | None = None
+    shared_gate: Array | None = None
 
 
 @pytree
@@ -86,10 +87,16 @@ class LayerParams:
 
 @pytree
 class Params:
-    """All weights of a model; `layers` is a tuple, as a scan over stacked layers copies each."""
+    """All weights of a model; `layers` is a tuple, as a scan over stacked layers copies each.
+
+    `labels [C, D]` is the head of a classifier.
+    """
 
     embed: Array
     layers: tuple[LayerParams, ...]
-    final_norm: NormParams
+    final_norm: NormParams | None
     head: Array | None = None
     positions: Array | None = None
+    project_in: Array | None = None
+    project_out: Array | None = None
+    labels: Array | None = None

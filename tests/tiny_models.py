@@ -1,23 +1,29 @@
 """The tiny reference checkpoints and what Hugging Face computed for them, read once a process."""
 
 import functools
+import json
 from pathlib import Path
 
 import numpy as np
 
 from inferjax.checkpoint.load import Model, load
+from inferjax.models import registry as families
 
 TINY = Path(__file__).resolve().parent.parent / "checkpoints" / "tiny"
 
-FAMILIES = (
-    "llama",
-    "llama3_rope",
-    "llama_yarn",
-    "gemma3_text",
-    "gpt_oss",
-    "deepseek_v3",
-    "gpt2",
-)
+
+def _generators() -> list[str]:
+    """Return the folders of models that predict tokens: a new family adds its folder, no name."""
+    known = {name for family in families.FAMILIES for name in family.model_types}
+    configs = {path.parent: json.loads(path.read_text()) for path in TINY.glob("*/config.json")}
+    return sorted(
+        folder.name
+        for folder, raw in configs.items()
+        if raw["model_type"] in known and "logits" in np.load(folder / "expected.npz").files
+    )
+
+
+FAMILIES = _generators()
 
 
 @functools.cache

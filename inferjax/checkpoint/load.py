@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,17 @@ _ALIGNMENT = 64  # from which on XLA's CPU client takes an array over instead of
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A loaded model; `tokenizer` is None for a folder without tokenizer.json."""
+    """A loaded model; `tokenizer` is None for a folder without tokenizer.json.
+
+    `raw` is the checkpoint's config in Hugging Face's form, also for other formats.
+    """
 
     config: ModelConfig
     params: Params
     tokenizer: Tokenizer | None
     family: str
     path: Path
+    raw: Mapping[str, Any]
 
 
 def load(
@@ -65,6 +69,7 @@ def load(
         tokenizer=tokenizer,
         family=checkpoint.family.name,
         path=path,
+        raw=checkpoint.raw,
     )
 
 

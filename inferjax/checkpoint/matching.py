@@ -13,7 +13,7 @@ from inferjax.checkpoint.opened import Checkpoint
 from inferjax.checkpoint.tensor_file import quoted
 from inferjax.config import ModelConfig
 from inferjax.errors import CheckpointError
-from inferjax.models.family import Transform, skips_tensor
+from inferjax.models.family import Transform, model_sources, skips_tensor
 from inferjax.models.params import ArraySpec, num_parameters, param_spec
 from inferjax.models.sources import Source
 
@@ -54,7 +54,7 @@ def match_tensors(checkpoint: Checkpoint, config: ModelConfig) -> tuple[list[Lea
     specs, treedef = jax.tree.flatten(
         param_spec(config), is_leaf=lambda node: isinstance(node, ArraySpec)
     )
-    sources = treedef.flatten_up_to(checkpoint.family.weights(config))
+    sources = treedef.flatten_up_to(model_sources(checkpoint.family, config))
     problems, used = _Problems(), set()
     stored = checkpoint.file.entries
     leaves = []
@@ -107,7 +107,7 @@ def _is_known(checkpoint: Checkpoint, name: str, config: ModelConfig) -> bool:
     if checkpoint.gguf is not None:
         return name in checkpoint.gguf.ignored_tensors
     prefix = checkpoint.family.base_prefix
-    full = name if name.startswith((prefix, "lm_head.")) else prefix + name
+    full = name if name.startswith((prefix, "lm_head.", "score.")) else prefix + name
     return (full == _HEAD and config.tied) or skips_tensor(checkpoint.family, full, config)
 
 
@@ -115,7 +115,7 @@ def _check_tied(checkpoint: Checkpoint, config: ModelConfig) -> None:
     """Accept a head beside tied embeddings only as their copy: which of two to use is unclear."""
     if checkpoint.gguf or not config.tied or _HEAD not in checkpoint.file.entries:
         return
-    embed = cast(Source, checkpoint.family.weights(config).embed)
+    embed = cast(Source, model_sources(checkpoint.family, config).embed)
     name = checkpoint.stored(embed.tensors[0].name, config)[0]
     head = checkpoint.read(_HEAD)
     if head.shape != embed.tensors[0].shape or not np.array_equal(head, checkpoint.read(name)):

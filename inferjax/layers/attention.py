@@ -27,7 +27,9 @@ def attention[C: (Dense, Paged)](
     qkv = linear(x, w.wqkv, "BTD,DKCH->BTKCH", w.bqkv)
     q, k, v = qkv[:, :, :, :num_groups], qkv[:, :, :, num_groups], qkv[:, :, :, num_groups + 1]
     if spec.qk_norm is not None and w.q_norm is not None and w.k_norm is not None:
-        q, k = normalize(q, w.q_norm, spec.qk_norm), normalize(k, w.k_norm, spec.qk_norm)
+        q_axes, k_axes = (3, 2) if spec.qk_norm_span == "all_heads" else (1, 1)
+        q = normalize(q, w.q_norm, spec.qk_norm, num_axes=q_axes)
+        k = normalize(k, w.k_norm, spec.qk_norm, num_axes=k_axes)
     if spec.rope is not None:
         positions = jnp.maximum(context.positions, 0)
         q, k = apply_rope(q, positions, spec.rope), apply_rope(k, positions, spec.rope)

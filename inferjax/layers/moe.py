@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from inferjax.config import MoE, Router
+from inferjax.config import MLP, MoE, Router
 from inferjax.layers.mlp import ACTIVATIONS, mlp
-from inferjax.params import MoEParams
+from inferjax.params import MLPParams, MoEParams
 from inferjax.quant.linear import linear
 from inferjax.shapes import align_last
 from pallas_kernels.grouped_matmul import grouped_matmul
@@ -38,8 +38,17 @@ def moe(
     parts = [chosen[:, i] * weights[:, i, None] for i in range(slots.shape[1])]
     result = functools.reduce(jnp.add, parts).astype(x.dtype).reshape(batch, tokens, dim)
     if w.shared is not None and spec.shared is not None:
-        result = result + mlp(x, w.shared, spec.shared)
+        result = result + _shared(x, w, w.shared, spec.shared)
     return result
+
+
+def _shared(x: Array, w: MoEParams, weights: MLPParams, spec: MLP) -> Float[Array, "B T D"]:
+    """Run the expert that every token shares, weighed by its gate where it has one."""
+    out = mlp(x, weights, spec)
+    if w.shared_gate is None:
+        return out
+    gate = linear(x, w.shared_gate, "BTD,DO->BTO", dtype=jnp.float32)
+    return (jax.nn.sigmoid(gate) * out).astype(x.dtype)
 
 
 def route(
@@ -71,9 +80,10 @@ def _fitting_tile(rows_per_expert: int) -> int:
 
 
 def _limit_groups(choice: Float[Array, "R E"], router: Router) -> Float[Array, "R E"]:
-    """Keep the experts of the best groups; a group scores the sum of its two best experts."""
+    """Keep the experts of the best groups."""
     grouped = choice.reshape(choice.shape[0], router.num_groups, -1)
-    group_scores = lax.top_k(grouped, 2)[0].sum(-1)
+    num_best = 2 if router.group_score == "best_two" else 1
+    group_scores = lax.top_k(grouped, num_best)[0].sum(-1)
     best = lax.top_k(group_scores, router.groups_per_token)[1]
     kept = jnp.any(jax.nn.one_hot(best, router.num_groups, dtype=jnp.bool_), axis=1)
     return jnp.where(kept[:, :, None], grouped, -jnp.inf).reshape(choice.shape)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from inferjax.config import MLP, Attention, LatentAttention, LayerSpec, ModelConfig, MoE
-from inferjax.errors import InvalidInput, ShapeError
+from inferjax.errors import InvalidInput, ShapeError, UnsupportedModel
 from inferjax.layers.attention import attention
 from inferjax.layers.context import Dense, Paged
 from inferjax.layers.mla import latent_attention
@@ -57,7 +57,8 @@ def run_layers[C: (Dense, Paged)](
         with jax.named_scope(f"layer_{i}"):
             x, context = _layer(x, w, context, slots[i], spec=spec, moe_tile=moe_tile)
         tap(f"layers.{i}", x)
-    x = normalize(x, params.final_norm, config.final_norm)
+    if params.final_norm is not None and config.final_norm is not None:
+        x = normalize(x, params.final_norm, config.final_norm)
     tap("final", x)
     return x, context, seen
 
@@ -65,11 +66,13 @@ def run_layers[C: (Dense, Paged)](
 def embed(
     params: Params, config: ModelConfig, tokens: Int[Array, "B T"], positions: Int[Array, "B T"]
 ) -> Float[Array, "B T D"]:
-    """Look tokens up, scale them, and add learned positions where the model has them."""
+    """Look tokens up, scale and project them, and add learned positions: what the model has."""
     x = lookup(params.embed, tokens)
     if config.embed_scale != 1.0:
         # Rounded to the weights' dtype first, as the models that scale were trained.
         x = x * jnp.asarray(config.embed_scale, x.dtype)
+    if params.project_in is not None:
+        x = linear(x, params.project_in, "BTE,ED->BTD")
     if params.positions is not None:
         x = x + lookup(params.positions, jnp.maximum(positions, 0))
     return x
@@ -78,12 +81,53 @@ def embed(
 def unembed(
     params: Params, config: ModelConfig, hidden: Float[Array, "*rows D"]
 ) -> Float[Array, "*rows V"]:
-    """Return float32 logits, which half precision has not rounded: ties would be common."""
+    """Return float32 logits, which half precision has not rounded: ties would be common.
+
+    Raises: UnsupportedModel for a model without a head over its vocabulary.
+    """
+    _check_head(config, "vocabulary")
     head = params.embed if params.head is None else params.head
-    logits = linear(hidden, head, "...D,VD->...V", dtype=jnp.float32)
+    logits = linear(_project_out(params, hidden), head, "...D,VD->...V", dtype=jnp.float32)
+    if config.logit_scale != 1.0:
+        logits = logits * config.logit_scale
     if config.final_softcap is not None:
         logits = config.final_softcap * jnp.tanh(logits / config.final_softcap)
     return logits
+
+
+def label_logits(
+    params: Params, config: ModelConfig, hidden: Float[Array, "*rows D"]
+) -> Float[Array, "*rows C"]:
+    """Return a classifier's float32 logits, one per label.
+
+    Raises: UnsupportedModel for a model without a head over labels.
+    """
+    _check_head(config, "labels")
+    head: Any = params.labels
+    return linear(_project_out(params, hidden), head, "...D,CD->...C", dtype=jnp.float32)
+
+
+def _project_out(params: Params, hidden: Array) -> Array:
+    """Lead back to the embedding's width where it differs from the model's."""
+    if params.project_out is None:
+        return hidden
+    return linear(hidden, params.project_out, "...D,DE->...E")
+
+
+_HEADS = {
+    "vocabulary": "next-token logits: use generate, score or forward",
+    "labels": "logits over labels: use classify",
+    "none": "no head: use embed or activations",
+}
+
+
+def _check_head(config: ModelConfig, wanted: str) -> None:
+    if config.head != wanted:
+        raise UnsupportedModel(
+            f"the checkpoint has no head for {_HEADS[wanted].partition(':')[0]}",
+            why=f"it was saved with {_HEADS[config.head].partition(':')[0]}",
+            fix=_HEADS[config.head].partition(": ")[2],
+        )
 
 
 def check_taps(taps: Any, config: ModelConfig) -> tuple[str, ...]:
@@ -120,24 +164,36 @@ def _layer[C: (Dense, Paged)](
 ) -> tuple[Float[Array, "B T D"], C]:
     # An inner jit, with the layer's index as an array: equal layers are traced and lowered once
     # (30 layers: 0.6 s instead of 1.7 s of CPU time, and compiling falls from 13 to 9 s).
-    y = _maybe_norm(x, w.attention_in, spec)
+    normed = _maybe_norm(x, w.attention_in, spec)
     match spec.attention, w.attention:
         case Attention() as kind, AttentionParams() as weights:
-            y, context = attention(y, weights, kind, context, spec.group, slot)
+            y, context = attention(normed, weights, kind, context, spec.group, slot)
         case LatentAttention() as kind, LatentParams() as weights:
-            y, context = latent_attention(y, weights, kind, context, spec.group, slot)
+            y, context = latent_attention(normed, weights, kind, context, spec.group, slot)
         case _:
             raise _mismatch(spec)
-    x = x + _maybe_norm(y, w.attention_out, spec)
-    y = _maybe_norm(x, w.ffn_in, spec)
+    total = _add(x, y, w.attention_out, spec)
+    match spec.residual:
+        case "serial":
+            normed = _maybe_norm(total, w.ffn_in, spec)
+        case "parallel":
+            normed = _maybe_norm(x, w.ffn_in, spec)
     match spec.ffn, w.ffn:
         case MLP() as kind, MLPParams() as weights:
-            y = mlp(y, weights, kind)
+            y = mlp(normed, weights, kind)
         case MoE() as kind, MoEParams() as weights:
-            y = moe(y, weights, kind, moe_tile)
+            y = moe(normed, weights, kind, moe_tile)
         case _:
             raise _mismatch(spec)
-    return x + _maybe_norm(y, w.ffn_out, spec), context
+    return _add(total, y, w.ffn_out, spec), context
+
+
+def _add(x: Array, y: Array, w: NormParams | None, spec: LayerSpec) -> Float[Array, "B T D"]:
+    """Add a block's output to the residual; its norm comes before the sum or after it."""
+    if not spec.norm_sum:
+        y = _maybe_norm(y, w, spec)
+    total = x + (y if spec.residual_scale == 1.0 else y * spec.residual_scale)
+    return _maybe_norm(total, w, spec) if spec.norm_sum else total
 
 
 def _mismatch(spec: LayerSpec) -> ShapeError:

@@ -1,39 +1,31 @@
-"""The tensors of DeepSeek-V3: rotary rows reordered, kv_b split, experts stacked."""
+"""The tensors of DeepSeek-V3: rotary rows reordered, kv_b split."""
 
-from typing import cast
+import functools
 
-import numpy as np
 from einops import rearrange
 from jaxtyping import Shaped
 
-from inferjax.config import MLP, LatentAttention, LayerSpec, ModelConfig, MoE
+from inferjax.config import LatentAttention, ModelConfig
 from inferjax.models.sources import (
+    AnyArray,
     Tensor,
     decoder,
-    gated_mlp,
+    decoder_layer,
+    dense_or_experts,
     linear,
+    namespace,
     norm,
     plain,
     reshaped,
     source,
 )
-from inferjax.params import LatentParams, LayerParams, MoEParams, Params
+from inferjax.params import LatentParams, Params
 
 
 def weights(config: ModelConfig) -> Params:
     """Return where every weight comes from."""
-    return decoder(config, _layer)
-
-
-def _layer(name: str, spec: LayerSpec, dim: int) -> LayerParams:
-    ffn = spec.ffn
-    return LayerParams(
-        attention=_latent(f"{name}.self_attn", cast(LatentAttention, spec.attention), dim),
-        ffn=gated_mlp(f"{name}.mlp", ffn, dim)
-        if isinstance(ffn, MLP)
-        else _experts(f"{name}.mlp", ffn, dim),
-        attention_in=norm(f"{name}.input_layernorm", dim, spec.norm),
-        ffn_in=norm(f"{name}.post_attention_layernorm", dim, spec.norm),
+    return decoder(
+        config, functools.partial(decoder_layer, attention=_latent, ffn=dense_or_experts)
     )
 
 
@@ -46,13 +38,13 @@ def _latent(name: str, spec: LatentAttention, dim: int) -> LatentParams:
     up = (Tensor(f"{name}.kv_b_proj.weight", (heads * (nope + value), rank)),)
     biased, factored = spec.bias, spec.q_rank is not None
 
-    def build_wq(w: Shaped[np.ndarray, "out R"]) -> Shaped[np.ndarray, "R N H"]:
+    def build_wq(w: Shaped[AnyArray, "out R"]) -> Shaped[AnyArray, "R N H"]:
         return rearrange(_halves(rearrange(w, "(n h) r -> h n r", n=heads), spec), "h n r -> r n h")
 
-    def build_wk(w: Shaped[np.ndarray, "out R"]) -> Shaped[np.ndarray, "N H R"]:
+    def build_wk(w: Shaped[AnyArray, "out R"]) -> Shaped[AnyArray, "N H R"]:
         return rearrange(w, "(n h) r -> n h r", n=heads)[:, :nope]
 
-    def build_wv(w: Shaped[np.ndarray, "out R"]) -> Shaped[np.ndarray, "N R H"]:
+    def build_wv(w: Shaped[AnyArray, "out R"]) -> Shaped[AnyArray, "N R H"]:
         return rearrange(w, "(n h) r -> n r h", n=heads)[:, :, nope:]
 
     down_shape = (rank + spec.rope_dim, dim)
@@ -74,37 +66,10 @@ def _latent(name: str, spec: LatentAttention, dim: int) -> LatentParams:
 
 
 def _halves(
-    rows: Shaped[np.ndarray, "rows *rest"], spec: LatentAttention
-) -> Shaped[np.ndarray, "rows *rest"]:
+    rows: Shaped[AnyArray, "rows *rest"], spec: LatentAttention
+) -> Shaped[AnyArray, "rows *rest"]:
     """Move the last `rope_dim` rows from neighbouring pairs into two halves."""
     if not spec.rope.interleaved:
         return rows
     kept, rotary = rows[: -spec.rope_dim], rows[-spec.rope_dim :]
-    return np.concatenate([kept, rotary[0::2], rotary[1::2]])
-
-
-def _experts(name: str, spec: MoE, dim: int) -> MoEParams:
-    count, ffn = spec.router.num_experts, spec.ffn_dim
-
-    def stored(part: str, *shape: int) -> tuple[Tensor, ...]:
-        names = (f"{name}.experts.{i}.{part}_proj.weight" for i in range(count))
-        return tuple(Tensor(tensor, shape) for tensor in names)
-
-    return MoEParams(
-        router=linear(f"{name}.gate.weight", count, dim),
-        score_bias=plain(f"{name}.gate.e_score_correction_bias", count),
-        w_in=source(stored("gate", ffn, dim) + stored("up", ffn, dim), _stack_gate_up),
-        w_down=source(stored("down", dim, ffn), _stack_down),
-        shared=gated_mlp(f"{name}.shared_experts", cast(MLP, spec.shared), dim),
-    )
-
-
-def _stack_gate_up(
-    *weights: Shaped[np.ndarray, "F D"],
-) -> Shaped[np.ndarray, "E D 2 F"]:
-    """Stack all experts' gates, then all experts' ups, as `Params` lays them out."""
-    return rearrange(np.stack(weights), "(p e) f d -> e d p f", p=2)
-
-
-def _stack_down(*weights: Shaped[np.ndarray, "D F"]) -> Shaped[np.ndarray, "E F D"]:
-    return rearrange(np.stack(weights), "e d f -> e f d")
+    return namespace(rows).concatenate([kept, rotary[0::2], rotary[1::2]])

@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Shaped
 
 from inferjax.config import ModelConfig
-from inferjax.models.hf import ConfigReader, read_common
+from inferjax.models.hf import ConfigReader, read_common, read_labels
 from inferjax.models.ignored_keys import IGNORED_KEYS
+from inferjax.models.sources import plain
 from inferjax.params import Params
 
 Transform = Callable[[Shaped[np.ndarray, "..."]], Shaped[np.ndarray, "..."]]
@@ -36,9 +37,10 @@ class GgufFormat:
 class Family:
     """A model family: its names, and its readers.
 
-    `weights` returns `Params` whose leaves are `Source`. `base_prefix` starts the names of all
-    tensors but the head's; a checkpoint saved from the bare model lacks it. `skips` tells which
-    tensors of a checkpoint are rightly left unread.
+    `weights` returns `Params` whose leaves are `Source`, with the vocabulary's head. `base_prefix`
+    starts the names of all tensors but the head's; a checkpoint saved from the bare model lacks it.
+    `skips` tells which tensors of a checkpoint are rightly left unread. From a causal architecture
+    ("LlamaForCausalLM") follow the names of its classifier and of its bare model.
     """
 
     name: str
@@ -62,13 +64,26 @@ def read_config(
     """Turn a Hugging Face config into facts; `max_context` overrides the declared context.
 
     Raises: UnsupportedConfig naming every key or value that is not understood; UnsupportedModel for
-      another task than next-token prediction, or quantized weights.
+      another task than prediction, classification or embedding, or quantized weights.
     """
     reader = ConfigReader(raw, ignored=IGNORED_KEYS | family.ignored_keys, max_context=max_context)
-    read_common(reader, family.architectures)
+    head = read_common(reader, family.architectures)
     config = family.config(reader)
+    labels = read_labels(reader) if head == "labels" else ()
     reader.finish()
-    return config
+    if head == "none" and config.tied:
+        head = "vocabulary"
+    return dataclasses.replace(config, head=head, labels=labels)
+
+
+def model_sources(family: Family, config: ModelConfig) -> Params:
+    """Return where every weight comes from, with the head that the checkpoint has."""
+    sources = family.weights(config)
+    if config.head == "vocabulary":
+        return sources
+    width = config.embed_dim or config.model_dim
+    labels = plain("score.weight", len(config.labels), width) if config.labels else None
+    return dataclasses.replace(sources, head=None, labels=labels)
 
 
 def skips_tensor(family: Family, name: str, config: ModelConfig) -> bool:

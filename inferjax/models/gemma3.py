@@ -1,7 +1,7 @@
 """Gemma 3, text only: local and global layers, sandwich norms, normalised queries and keys."""
 
+import functools
 import math
-from typing import cast
 
 from inferjax.config import MLP, Attention, LayerSpec, ModelConfig, Norm, Rope, assign_groups
 from inferjax.models.family import Family
@@ -17,9 +17,9 @@ from inferjax.models.hf import (
     read_layer_types,
     read_token_ids,
 )
-from inferjax.models.rope_config import rope_rule, rope_settings
-from inferjax.models.sources import decoder, gated_mlp, grouped_attention, norm
-from inferjax.params import LayerParams, Params
+from inferjax.models.rope_config import rope_rule, rope_settings, rotated_dim
+from inferjax.models.sources import SANDWICH_NORMS, decoder, decoder_layer
+from inferjax.params import Params
 
 _KINDS = ("full_attention", "sliding_attention")
 
@@ -87,6 +87,8 @@ def _ropes(reader: ConfigReader, dim: int, declared: int) -> tuple[Rope, Rope]:
             reader.refuse("rope_parameters", settings, f"it must be one object per {_KINDS}")
     else:
         full, sliding = settings, {}
+    rotated_dim(reader, full, dim, None)
+    rotated_dim(reader, sliding, dim, None)
     return (
         rope_rule(reader, full, theta=theta, dim=dim, declared=declared),
         rope_rule(reader, sliding, theta=local_theta, dim=dim, declared=declared),
@@ -94,18 +96,7 @@ def _ropes(reader: ConfigReader, dim: int, declared: int) -> tuple[Rope, Rope]:
 
 
 def _weights(config: ModelConfig) -> Params:
-    return decoder(config, _layer)
-
-
-def _layer(name: str, spec: LayerSpec, dim: int) -> LayerParams:
-    return LayerParams(
-        attention=grouped_attention(f"{name}.self_attn", cast(Attention, spec.attention), dim),
-        ffn=gated_mlp(f"{name}.mlp", cast(MLP, spec.ffn), dim),
-        attention_in=norm(f"{name}.input_layernorm", dim, spec.norm),
-        attention_out=norm(f"{name}.post_attention_layernorm", dim, spec.norm),
-        ffn_in=norm(f"{name}.pre_feedforward_layernorm", dim, spec.norm),
-        ffn_out=norm(f"{name}.post_feedforward_layernorm", dim, spec.norm),
-    )
+    return decoder(config, functools.partial(decoder_layer, norms=SANDWICH_NORMS))
 
 
 FAMILY = Family(

@@ -16,7 +16,7 @@ from inferjax.models.hf import (
     read_token_ids,
 )
 from inferjax.models.rope_config import read_rope
-from inferjax.models.sources import decoder, linear, plain, pre_norm_layer, reshaped
+from inferjax.models.sources import decoder, decoder_layer, linear, plain, reshaped
 from inferjax.params import MoEParams, Params
 
 _DEFAULT_ROPE = {
@@ -87,7 +87,7 @@ def _read_experts(reader: ConfigReader) -> MoE:
 
 
 def _weights(config: ModelConfig) -> Params:
-    return decoder(config, functools.partial(pre_norm_layer, ffn=_experts))
+    return decoder(config, functools.partial(decoder_layer, ffn=_experts))
 
 
 def _experts(name: str, spec: MoE, dim: int) -> MoEParams:

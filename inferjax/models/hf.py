@@ -6,7 +6,7 @@ because a key that is silently skipped is how a model ends up running with the w
 
 import difflib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NoReturn, overload
+from typing import Any, Literal, NoReturn, overload
 
 from inferjax.config import Activation
 from inferjax.errors import UnsupportedConfig, UnsupportedModel
@@ -14,6 +14,7 @@ from inferjax.errors import UnsupportedConfig, UnsupportedModel
 MAX_LAYERS = 10_000
 MAX_EXPERTS = 65_536
 MAX_SIZE = 2**24
+MAX_LABELS = 2**20
 MAX_CONTEXT = 2**30
 
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -189,19 +190,26 @@ def _same(value: object, good: object) -> bool:
     return isinstance(value, bool) == isinstance(good, bool) and value == good
 
 
-def read_common(reader: ConfigReader, architectures: Sequence[str]) -> None:
-    """Check what is common to all configs: the task, and that the weights are not quantized.
+Head = Literal["vocabulary", "labels", "none"]
 
-    Raises: UnsupportedModel if the checkpoint is not a causal language model or is quantized.
+
+def read_common(reader: ConfigReader, architectures: Sequence[str]) -> Head:
+    """Check what is common to all configs, and return which head the checkpoint has.
+
+    Raises: UnsupportedModel if the checkpoint was saved for an unknown task, or is quantized.
     """
     reader.value("model_type")
     given = reader.value("architectures")
-    given = [] if given is None else given
-    if not isinstance(given, list) or any(name not in architectures for name in given):
+    given = [architectures[0]] if given is None or given == [] else given
+    known = _heads(architectures)
+    names = given if isinstance(given, list) else [given]
+    heads: list[Head | None] = [known.get(str(name)) for name in names]
+    head = heads[0] if len(set(heads)) == 1 else None
+    if head is None:
         raise UnsupportedModel(
             f"config.json: architectures is {str(given)[:200]}",
-            why="the checkpoint was saved for another task or model than next-token prediction",
-            fix=f"use a checkpoint of {', '.join(architectures)}",
+            why="the checkpoint was saved for another task or model",
+            fix=f"use a checkpoint of {', '.join(known)}",
         )
     _refuse_quantized(reader)
     for key in ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"):
@@ -209,6 +217,28 @@ def read_common(reader: ConfigReader, architectures: Sequence[str]) -> None:
     reader.expect("pruned_heads", {})
     reader.flag("is_decoder", True)
     reader.value("cross_attention_hidden_size")
+    return head
+
+
+def _heads(architectures: Sequence[str]) -> dict[str, Head]:
+    """Return every name that a family's checkpoints go by, and the head that each has."""
+    heads: dict[str, Head] = dict.fromkeys(architectures, "vocabulary")
+    for name in architectures:
+        stem = name.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+        heads |= {f"{stem}ForSequenceClassification": "labels", f"{stem}Model": "none"}
+    return heads
+
+
+def read_labels(reader: ConfigReader) -> tuple[str, ...]:
+    """Return the names of a classifier's labels; two nameless ones if the config has none."""
+    names = reader.value("id2label")
+    if names is None:
+        return tuple(f"LABEL_{i}" for i in range(reader.integer("num_labels", 2, high=MAX_LABELS)))
+    count = len(names) if isinstance(names, dict) else 0
+    if not 1 <= count <= MAX_LABELS or set(names) != {str(i) for i in range(count)}:
+        reader.refuse("id2label", names, "it must name the labels 0, 1, 2, ...")
+    reader.expect("num_labels", count)
+    return tuple(str(names[str(i)]) for i in range(count))
 
 
 def _refuse_quantized(reader: ConfigReader) -> None:

@@ -40,13 +40,20 @@ class ArraySpec:
 def param_spec(config: ModelConfig) -> Params:
     """Return the tree of `ArraySpec` that `config` calls for."""
     dim, vocab = config.model_dim, config.vocab_size
-    learned = config.learned_positions
+    learned, width = config.learned_positions, config.embed_dim or dim
+    wide = "model" if config.embed_dim is None else None
+    headless = config.tied or config.head != "vocabulary"
     return Params(
-        embed=_spec((vocab, dim), ("vocab", "model")),
+        embed=_spec((vocab, width), ("vocab", wide)),
         layers=tuple(_layer_spec(spec, dim) for spec in config.layers),
-        final_norm=_norm_spec(config.final_norm, dim),
-        head=None if config.tied else _spec((vocab, dim), ("vocab", "model")),
+        final_norm=None if config.final_norm is None else _norm_spec(config.final_norm, dim),
+        head=None if headless else _spec((vocab, width), ("vocab", wide)),
         positions=None if learned is None else _spec((learned, dim), (None, "model")),
+        project_in=None if wide else _spec((width, dim), (None, "model")),
+        project_out=None if wide else _spec((dim, width), ("model", None)),
+        labels=_spec((len(config.labels), width), (None, wide))
+        if config.head == "labels"
+        else None,
     )
 
 
@@ -126,7 +133,7 @@ def _norm_spec(norm: Norm, dim: int, axis: str | None = "model") -> Any:
 
 def _layer_spec(spec: LayerSpec, dim: int) -> LayerParams:
     norm_in = _norm_spec(spec.norm, dim) if spec.norm_in else None
-    norm_out = _norm_spec(spec.norm, dim) if spec.norm_out else None
+    norm_out = _norm_spec(spec.norm, dim) if spec.norm_out or spec.norm_sum else None
     attention, ffn = spec.attention, spec.ffn
     return LayerParams(
         attention=_attention_spec(attention, dim)
@@ -135,14 +142,13 @@ def _layer_spec(spec: LayerSpec, dim: int) -> LayerParams:
         ffn=_mlp_spec(ffn, dim) if isinstance(ffn, MLP) else _moe_spec(ffn, dim),
         attention_in=norm_in,
         attention_out=norm_out,
-        ffn_in=norm_in,
+        ffn_in=None if spec.residual == "parallel_shared" else norm_in,
         ffn_out=norm_out,
     )
 
 
 def _attention_spec(a: Attention, dim: int) -> AttentionParams:
     kv, group, head = a.num_kv_heads, a.q_per_kv, a.head_dim
-    qk_norm = None if a.qk_norm is None else _norm_spec(a.qk_norm, head, None)
     return AttentionParams(
         wqkv=_spec((dim, kv, group + 2, head), ("model", "kv_heads", None, None)),
         wo=_spec((kv, group, head, dim), ("kv_heads", None, None, "model")),
@@ -150,10 +156,21 @@ def _attention_spec(a: Attention, dim: int) -> AttentionParams:
         if a.qkv_bias
         else None,
         bo=_spec((dim,), ("model",), "zeros") if a.out_bias else None,
-        q_norm=qk_norm,
-        k_norm=qk_norm,
+        q_norm=_qk_norm_spec(a, (kv, group, head)),
+        k_norm=_qk_norm_spec(a, (kv, head)),
         sinks=_spec((kv, group), ("kv_heads", None), "zeros") if a.sinks else None,
     )
+
+
+def _qk_norm_spec(a: Attention, shape: tuple[int, ...]) -> Any:
+    if a.qk_norm is None:
+        return None
+    if a.qk_norm_span == "head":
+        return _norm_spec(a.qk_norm, a.head_dim, None)
+    axes = ("kv_heads", *(None for _ in shape[1:]))
+    bias = _spec(shape, axes, "zeros") if a.qk_norm.bias else None
+    init = "zeros" if a.qk_norm.unit_offset else "ones"
+    return NormParams(weight=_spec(shape, axes, init), bias=bias)
 
 
 def _latent_spec(a: LatentAttention, dim: int) -> LatentParams:
@@ -197,4 +214,5 @@ def _moe_spec(m: MoE, dim: int) -> MoEParams:
         b_in=_spec((experts, 2, ffn), ("experts", None, "ffn"), "zeros") if m.bias else None,
         b_down=_spec((experts, dim), ("experts", "model"), "zeros") if m.bias else None,
         shared=None if m.shared is None else _mlp_spec(m.shared, dim),
+        shared_gate=_spec((dim, 1), ("model", None)) if m.shared_gate else None,
     )

@@ -1,17 +1,20 @@
 """The table of model families: a new one is a file beside this one and a line here."""
 
+import importlib
 from collections.abc import Sequence
 
 from inferjax.errors import UnsupportedModel
-from inferjax.models import deepseek_v3, gemma3, gpt2, gpt_oss, llama
 from inferjax.models.family import Family, GgufFormat
 
-FAMILIES: tuple[Family, ...] = (
-    llama.FAMILY,
-    gemma3.FAMILY,
-    gpt_oss.FAMILY,
-    deepseek_v3.FAMILY,
-    gpt2.FAMILY,
+_FILES = (
+    "deepseek_v3",
+    "gemma3",
+    "gpt2",
+    "gpt_oss",
+    "llama",
+)
+FAMILIES: tuple[Family, ...] = tuple(
+    importlib.import_module(f"inferjax.models.{name}").FAMILY for name in _FILES
 )
 
 

@@ -23,22 +23,46 @@ def read_rope(
     theta: float = 10_000.0,
     default: Mapping[str, Any] | None = None,
     interleaved: bool = False,
+    rotated: float | None = None,
 ) -> Rope:
     """Return the one rope of a model whose layers all share it.
 
-    `declared` is the checkpoint's context; `theta` and `default` stand in for absent settings.
+    `dim` is the head's width and `declared` the checkpoint's context; `theta` and `default` stand
+    in for absent settings, and `rotated` for the share of a head that is rotated, where a family
+    has one: None means that every head is rotated whole.
 
     Raises: UnsupportedConfig for an unknown rule, an unknown key, or a number out of range.
     """
     settings = rope_settings(reader)
     original = reader.integer("original_max_position_embeddings", None, high=MAX_CONTEXT)
-    reader.expect("partial_rotary_factor", 1)
     theta = reader.number("rope_theta", theta, low=1.001)
     settings = settings or default or {}
+    dim = rotated_dim(reader, settings, dim, rotated)
     rope = rope_rule(
         reader, settings, theta=theta, dim=dim, declared=declared, original_context=original
     )
     return dataclasses.replace(rope, interleaved=interleaved)
+
+
+def rotated_dim(
+    reader: ConfigReader, settings: Mapping[str, Any], dim: int, default: float | None
+) -> int:
+    """Return how many dimensions of a head are rotated; in either style, under one key.
+
+    Raises: UnsupportedConfig if the styles differ, or if the family rotates whole heads only.
+    """
+    key = "partial_rotary_factor"
+    outer, inner = reader.value(key), settings.get(key)
+    if outer is not None and inner is not None and outer != inner:
+        reader.refuse(key, outer, f"the rope settings say {str(inner)[:40]}")
+    given = ConfigReader({key: inner if outer is None else outer})
+    if default is None:
+        given.expect(key, 1)
+        return dim
+    share = given.number(key, default, high=1.0)
+    if int(dim * share) < 2:
+        given.refuse(key, share, f"it leaves nothing of {dim} dimensions to rotate")
+    return int(dim * share)
 
 
 def rope_settings(reader: ConfigReader) -> Mapping[str, Any]:
@@ -73,7 +97,8 @@ def rope_rule(
     kind = kinds[0] if kinds else "default"
     if not isinstance(kind, str) or kind not in _RULES:
         inner.refuse("rope_type", kind, f"the rules are {', '.join(sorted(_RULES))}")
-    inner.expect("partial_rotary_factor", 1)
+    # A share of the head, which `rotated_dim` has turned into `dim`.
+    inner.value("partial_rotary_factor")
     rope = Rope(theta=inner.number("rope_theta", theta, low=1.001), dim=dim)
     rope = _RULES[kind](inner, rope, declared, original_context)
     inner.finish()

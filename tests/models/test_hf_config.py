@@ -179,8 +179,8 @@ def test_only_a_dynamic_rope_extends_the_context(raw):
 
 
 def test_another_task_is_refused(raw):
-    config = raw("llama") | {"architectures": ["LlamaForSequenceClassification"]}
-    with pytest.raises(UnsupportedModel, match="LlamaForSequenceClassification"):
+    config = raw("llama") | {"architectures": ["LlamaForTokenClassification"]}
+    with pytest.raises(UnsupportedModel, match="LlamaForTokenClassification"):
         parse(config)
 
 

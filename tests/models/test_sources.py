@@ -7,27 +7,25 @@ import pkgutil
 import jax
 import numpy as np
 import pytest
+from tiny_models import FAMILIES as FOLDERS
 
 import inferjax.models
+from inferjax.config import Attention
 from inferjax.models.family import read_config
 from inferjax.models.params import ArraySpec, param_spec
 from inferjax.models.registry import FAMILIES, family_for
 from inferjax.models.sources import Source, fuse_qkv, stack_transposed
 
 VARIANTS = [
-    ("llama", {}),
+    *((name, {}) for name in FOLDERS),
     ("llama", {"tie_word_embeddings": True}),
     ("llama", {"attention_bias": True, "mlp_bias": True}),
     ("llama", {"num_key_value_heads": 1, "head_dim": 6}),
     ("llama", {"num_key_value_heads": 4}),
-    ("gemma3_text", {}),
     ("gemma3_text", {"tie_word_embeddings": False, "attention_bias": True}),
-    ("gpt_oss", {}),
     ("gpt_oss", {"attention_bias": False, "tie_word_embeddings": True}),
-    ("deepseek_v3", {}),
     ("deepseek_v3", {"q_lora_rank": None, "attention_bias": True}),
     ("deepseek_v3", {"attention_bias": True, "first_k_dense_replace": 0, "n_shared_experts": 2}),
-    ("gpt2", {}),
     ("gpt2", {"tie_word_embeddings": False, "n_inner": 100}),
 ]
 
@@ -79,7 +77,8 @@ def test_fused_queries_stay_beside_their_key_and_value(rng):
     dim, kv_heads, group, width = 5, 2, 3, 4
     q = rng.normal(size=(kv_heads * group * width, dim))
     k, v = (rng.normal(size=(kv_heads * width, dim)) for _ in range(2))
-    fused = fuse_qkv(q, k, v, kv_heads)
+    spec = Attention(num_q_heads=6, num_kv_heads=kv_heads, head_dim=width, scale=1.0)
+    fused = fuse_qkv(q, k, v, spec)
     assert fused.shape == (dim, kv_heads, group + 2, width)
     for head in range(kv_heads):
         for g in range(group):
