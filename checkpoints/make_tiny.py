@@ -38,10 +38,11 @@ class Spec:
     old: bool = False  # config.json as transformers 4 wrote it
     kind: str = "causal"  # or "classifier", "embedding"
     dtype: str = "bfloat16"
-    edits: dict = field(default_factory=dict)  # laid over config.json; None deletes nothing
+    edits: dict = field(default_factory=dict)  # laid over config.json
     teeth: tuple[dict, ...] = ()  # settings (dotted paths) that must change the result
     strip: str = ""  # a prefix that hub checkpoints of this kind leave out
     scaling_key: str = "rope_type"  # the old style's name for the kind of RoPE scaling
+    masks: bool = False  # store the attention masks that old checkpoints carry
     pooling: str = ""
     normalize: bool = False
 
@@ -65,8 +66,8 @@ YARN = {
     "original_max_position_embeddings": 32,
     "beta_fast": 32.0,
     "beta_slow": 1.0,
-    "attention_factor": 0.1 * math.log(8.0) + 1.0,
 }
+YARN_OLMO = YARN | {"attention_factor": 0.1 * math.log(8.0) + 1.0}
 MLA = BASE | {
     "num_key_value_heads": 4,
     "intermediate_size": 112,
@@ -195,7 +196,8 @@ def residual_variants() -> dict[str, Spec]:
             | rope(10000.0, partial_rotary_factor=0.25)
             | {"intermediate_size": 256, "use_parallel_residual": False},
             dtype="float16",
-            teeth=({"use_parallel_residual": True},),
+            masks=True,
+            teeth=({"use_parallel_residual": True}, {"rope_parameters.rope_theta": 100.0}),
         ),
         "stablelm_parallel": Spec(
             "StableLmForCausalLM",
@@ -207,7 +209,7 @@ def residual_variants() -> dict[str, Spec]:
         "cohere_qk_norm": Spec(
             "CohereForCausalLM",
             DENSE | rope(75000000.0) | {"logit_scale": 0.8333333, "use_qk_norm": True},
-            teeth=({"use_qk_norm": False},),
+            teeth=({"use_qk_norm": False}, {"rope_parameters.rope_theta": 10000.0}),
         ),
         "opt_post_norm": Spec(
             "OPTForCausalLM",
@@ -239,7 +241,7 @@ def residual_variants() -> dict[str, Spec]:
             old=True,
             scaling_key="type",
             teeth=(
-                {"rope_parameters.original_max_position_embeddings": 128},
+                {"original_max_position_embeddings": 128},
                 {"rope_parameters.long_factor": [1.0, 1.1, 1.25, 1.4, 1.7, 2.0]},
             ),
         ),
@@ -253,12 +255,12 @@ def window_variants() -> dict[str, Spec]:
     return {
         "olmo3_yarn": Spec(
             "Olmo3ForCausalLM",
-            DENSE | by_kind(YARN, plain) | {"num_hidden_layers": 4, "sliding_window": 8},
+            DENSE | by_kind(YARN_OLMO, plain) | {"num_hidden_layers": 4, "sliding_window": 8},
             old=True,
             teeth=(
                 WINDOW_9,
                 {f"rope_parameters.{FULL}": plain},
-                {f"rope_parameters.{SLIDING}": YARN},
+                {f"rope_parameters.{SLIDING}": YARN_OLMO},
             ),
         ),
         "qwen2_windows": Spec(
@@ -314,7 +316,10 @@ def heads() -> dict[str, Spec]:
         ),
         "llama_classifier": Spec(
             "LlamaForSequenceClassification",
-            DENSE | HEAD | rope(10000.0) | {"id2label": names},
+            DENSE
+            | HEAD
+            | rope(10000.0)
+            | {"id2label": names, "label2id": {label: i for i, label in names.items()}},
             kind="classifier",
             old=True,
         ),
@@ -376,7 +381,7 @@ def level(model: nn.Module, spec: Spec, tokens: torch.Tensor) -> None:
     """Scale the last matrix or norm until the outputs have a standard deviation near one."""
     if spec.kind == "embedding":
         return
-    spread = float(run(model, tokens).std())
+    spread = float(torch.stack([run(model, row[None])[0] for row in tokens]).std())
     parameters = dict(model.named_parameters())
     last = ("lm_head.weight", "embed_out.weight", "score.weight", "project_out.weight")
     found = [k for k in parameters if k.endswith(last)]
@@ -419,15 +424,26 @@ def write(folder: Path, model: nn.Module, spec: Spec) -> None:
     model.to(getattr(torch, spec.dtype)).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     weights = folder / "model.safetensors"
-    if spec.strip:
-        tensors = load_file(weights)
-        renamed = {k.removeprefix(spec.strip): v for k, v in tensors.items()}
-        save_file(renamed, weights, metadata={"format": "pt"})
+    if spec.strip or spec.masks:
+        tensors = {k.removeprefix(spec.strip): v for k, v in load_file(weights).items()}
+        tensors |= masks(model.config.num_hidden_layers) if spec.masks else {}
+        save_file(tensors, weights, metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     config = (old_style(config, spec) if spec.old else config) | spec.edits
     dump(folder / "config.json", dict(sorted(config.items())))
     if spec.kind == "embedding":
         write_sentence_transformers(folder, spec)
+
+
+def masks(num_layers: int) -> dict[str, torch.Tensor]:
+    """Return the buffers that GPT-NeoX checkpoints such as Pythia hold beside their weights."""
+    buffers = {
+        "bias": torch.ones(1, 1, CONTEXT, CONTEXT, dtype=torch.bool).tril(),
+        "masked_bias": torch.tensor(-1e9),
+        "rotary_emb.inv_freq": torch.tensor([1.0, 0.01]),
+    }
+    prefixes = [f"gpt_neox.layers.{i}.attention" for i in range(num_layers)]
+    return {f"{p}.{k}": v.clone() for p in prefixes for k, v in buffers.items()}
 
 
 def dump(path: Path, value: object) -> None:
@@ -547,7 +563,7 @@ def make(name: str, spec: Spec, out: Path) -> None:
         model = getattr(transformers, spec.model)(config_class(**spec.config)).eval()
         randomise(model, seed)
         rng = np.random.default_rng(seed)
-        level(model, spec, torch.from_numpy(rng.integers(3, VOCAB, (1, LENGTH))))
+        level(model, spec, torch.from_numpy(rng.integers(3, VOCAB, (8, LENGTH))))
         write(out / name, model, spec)
         arrays = (expect_causal if spec.kind == "causal" else expect_head)(out / name, spec, rng)
         if arrays is not None:
