@@ -32,6 +32,17 @@ def family_for(model_type: object, architectures: object = None) -> Family:
     raise _unknown(shown, [name for family in FAMILIES for name in family.model_types])
 
 
+def family_named(name: str) -> Family:
+    """Return the family that `ModelConfig.family` names.
+
+    Raises: UnsupportedModel listing the known families.
+    """
+    for family in FAMILIES:
+        if family.name == name:
+            return family
+    raise _unknown(f"family {name[:60]!r}", [family.name for family in FAMILIES])
+
+
 def gguf_family_for(architecture: object) -> tuple[Family, GgufFormat]:
     """Return the family of a GGUF file's general.architecture, and how it is stored.
 
