@@ -5,7 +5,7 @@ because a key that is silently skipped is how a model ends up running with the w
 """
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NoReturn, overload
 
 from inferjax.config import Activation
@@ -291,30 +291,45 @@ def read_token_ids(
     }
 
 
-def read_heads(reader: ConfigReader, model_dim: int) -> tuple[int, int, int]:
-    """Return the numbers of query heads and key/value heads, and the head's width."""
+def read_heads(
+    reader: ConfigReader,
+    model_dim: int,
+    *,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+) -> tuple[int, int, int]:
+    """Return the numbers of query heads and key/value heads, and the head's width.
+
+    `kv_heads` and `head_dim` stand in for absent keys. Null is as many key/value heads as query
+    heads, and an even share of the model's width.
+    """
     heads = reader.integer("num_attention_heads", high=65_536)
-    kv_heads = reader.integer("num_key_value_heads", heads, high=65_536)
+    if reader.given("num_key_value_heads", kv_heads) is None:
+        kv_heads = heads
+    kv_heads = reader.integer("num_key_value_heads", kv_heads or heads, high=65_536)
     if heads % kv_heads:
         reader.refuse("num_key_value_heads", kv_heads, f"it must divide the {heads} query heads")
-    head_dim = reader.integer("head_dim", None, high=65_536)
-    if head_dim is None:
+    if reader.given("head_dim", head_dim) is None:
         if model_dim % heads:
             reader.refuse(
                 "hidden_size", model_dim, f"without head_dim it must divide by {heads} heads"
             )
-        head_dim = model_dim // heads
-    return heads, kv_heads, head_dim
+        return heads, kv_heads, model_dim // heads
+    return heads, kv_heads, reader.integer("head_dim", head_dim or REQUIRED, high=65_536)
 
 
-def read_layer_types(reader: ConfigReader, num_layers: int, pattern: int) -> list[bool]:
+def read_layer_types(
+    reader: ConfigReader, num_layers: int, pattern: int | Callable[[int], bool]
+) -> list[bool]:
     """Return for every layer whether it attends to a sliding window.
 
-    Without `layer_types`, every `pattern`-th layer is global and the others slide.
+    Without `layer_types`, `pattern` tells it of layer i; a number n says that every n-th layer is
+    global and the others slide.
     """
     types = reader.value("layer_types")
     if types is None:
-        return [bool((i + 1) % pattern) for i in range(num_layers)]
+        slides = pattern if callable(pattern) else lambda i: bool((i + 1) % pattern)
+        return [slides(i) for i in range(num_layers)]
     known = ("sliding_attention", "full_attention")
     if not isinstance(types, list) or len(types) != num_layers:
         reader.refuse("layer_types", types, f"it must be a list of {num_layers} names")

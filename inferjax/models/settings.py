@@ -3,7 +3,7 @@
 A family names what it has that others lack; the rest is what these readers do by default.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from inferjax.config import (
@@ -26,6 +26,7 @@ from inferjax.models.hf import (
     read_context,
     read_dtype,
     read_heads,
+    read_layer_types,
     read_token_ids,
     served_context,
 )
@@ -58,6 +59,8 @@ def read_mlp(
 def read_attention(
     reader: ConfigReader,
     *,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
     theta: float = 10_000.0,
     default_rope: Mapping[str, Any] | None = None,
     interleaved: bool = False,
@@ -66,12 +69,14 @@ def read_attention(
 ) -> Attention:
     """Return grouped attention with one rope, scaled by the head's width.
 
-    The arguments before `facts` are those of `read_rope`.
+    The arguments before `facts` are those of `read_heads` and `read_rope`.
     """
-    heads, kv_heads, head_dim = read_heads(reader, reader.integer("hidden_size"))
+    heads, kv_heads, width = read_heads(
+        reader, reader.integer("hidden_size"), kv_heads=kv_heads, head_dim=head_dim
+    )
     rope = read_rope(
         reader,
-        dim=head_dim,
+        dim=width,
         declared=read_context(reader),
         theta=theta,
         default=default_rope,
@@ -81,8 +86,8 @@ def read_attention(
     return Attention(
         num_q_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        **{"scale": head_dim**-0.5, "rope": rope, **facts},
+        head_dim=width,
+        **{"scale": width**-0.5, "rope": rope, **facts},
     )
 
 
@@ -91,6 +96,39 @@ def read_window(reader: ConfigReader, default: int | None = None) -> int | None:
     if reader.given("sliding_window", default) is None:
         return None
     return reader.integer("sliding_window", default or 1, high=MAX_CONTEXT)
+
+
+def read_one_window(
+    reader: ConfigReader, num_layers: int, default: int | None = None
+) -> int | None:
+    """Return the window that all layers share; null stands for none."""
+    window = read_window(reader, default)
+    # A list of layers has no effect on these models: it may only say the same.
+    kind = "full_attention" if window is None else "sliding_attention"
+    reader.expect("layer_types", [kind] * num_layers)
+    return window
+
+
+def read_switched_windows(
+    reader: ConfigReader,
+    num_layers: int,
+    slides: Callable[[int], bool],
+    default: int | None = 4096,
+) -> list[int | None]:
+    """Return each layer's window, None for none, where `use_sliding_window` has to turn them on.
+
+    `slides` tells it of layer i without `layer_types`, and `default` stands in for an absent
+    window.
+    """
+    if not reader.flag("use_sliding_window", False):
+        reader.integer("sliding_window", None, low=0, high=MAX_CONTEXT)
+        reader.expect("layer_types", ["full_attention"] * num_layers)
+        return [None] * num_layers
+    window = read_window(reader, default)
+    kinds = read_layer_types(reader, num_layers, lambda i: window is not None and slides(i))
+    if window is None and any(kinds):
+        reader.refuse("sliding_window", None, "layer_types names sliding layers")
+    return [window if kind else None for kind in kinds]
 
 
 def read_experts(
