@@ -3,7 +3,7 @@
 import functools
 import math
 
-from inferjax.config import MLP, Attention, LayerSpec, ModelConfig, Norm, Rope, assign_groups
+from inferjax.config import MLP, Attention, LayerSpec, ModelConfig, Norm, assign_groups
 from inferjax.models.family import Family
 from inferjax.models.gemma3_gguf import GEMMA3_GGUF
 from inferjax.models.hf import (
@@ -17,11 +17,9 @@ from inferjax.models.hf import (
     read_layer_types,
     read_token_ids,
 )
-from inferjax.models.rope_config import rope_rule, rope_settings, rotated_dim
+from inferjax.models.rope_config import read_layer_ropes
 from inferjax.models.sources import SANDWICH_NORMS, decoder, decoder_layer
 from inferjax.params import Params
-
-_KINDS = ("full_attention", "sliding_attention")
 
 
 def _config(reader: ConfigReader) -> ModelConfig:
@@ -29,7 +27,13 @@ def _config(reader: ConfigReader) -> ModelConfig:
     num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
     declared = read_context(reader)
     heads, kv_heads, head_dim = read_heads(reader, dim)
-    full, sliding = _ropes(reader, head_dim, declared)
+    full, sliding = read_layer_ropes(
+        reader,
+        dim=head_dim,
+        declared=declared,
+        theta=reader.number("rope_theta", 1_000_000.0, low=1.001),
+        local_theta=reader.number("rope_local_base_freq", 10_000.0, low=1.001),
+    )
     unlimited = reader.given("sliding_window", 4096) is None
     window = None if unlimited else reader.integer("sliding_window", 4096, high=MAX_CONTEXT)
     reader.expect("use_bidirectional_attention", False)
@@ -72,26 +76,6 @@ def _config(reader: ConfigReader) -> ModelConfig:
         embed_scale=math.sqrt(dim),
         final_softcap=reader.number("final_logit_softcapping", None, low=1e-3),
         **read_token_ids(reader, vocab, bos=2, eos=1),
-    )
-
-
-def _ropes(reader: ConfigReader, dim: int, declared: int) -> tuple[Rope, Rope]:
-    """Return the ropes of global and local layers; the hub's `rope_scaling` is the global ones'."""
-    theta = reader.number("rope_theta", 1_000_000.0, low=1.001)
-    local_theta = reader.number("rope_local_base_freq", 10_000.0, low=1.001)
-    settings = rope_settings(reader)
-    if any(kind in settings for kind in _KINDS):
-        full, sliding = (settings.get(kind) or {} for kind in _KINDS)
-        unknown = sorted(set(settings) - set(_KINDS))
-        if unknown or not isinstance(full, dict) or not isinstance(sliding, dict):
-            reader.refuse("rope_parameters", settings, f"it must be one object per {_KINDS}")
-    else:
-        full, sliding = settings, {}
-    rotated_dim(reader, full, dim, None)
-    rotated_dim(reader, sliding, dim, None)
-    return (
-        rope_rule(reader, full, theta=theta, dim=dim, declared=declared),
-        rope_rule(reader, sliding, theta=local_theta, dim=dim, declared=declared),
     )
 
 

@@ -21,8 +21,12 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
+    "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
     "relu": "relu",
 }
 DTYPES = ("float32", "bfloat16", "float16")
@@ -267,7 +271,7 @@ def read_token_ids(
     vocab_size: int,
     *,
     bos: int | None = None,
-    eos: int | None = None,
+    eos: int | list[int] | None = None,
 ) -> dict[str, Any]:
     """Return bos_id, eos_ids and pad_id; ids outside the vocabulary cannot occur: drop them."""
     raw_bos, raw_eos = reader.given("bos_token_id", bos), reader.given("eos_token_id", eos)

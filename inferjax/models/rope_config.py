@@ -13,6 +13,7 @@ from inferjax.models.hf import MAX_CONTEXT, ConfigReader, served_context
 
 # Both styles of one checkpoint may name the rule under either key.
 _TYPE_KEYS = ("rope_type", "type")
+LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
 def read_rope(
@@ -24,24 +25,61 @@ def read_rope(
     default: Mapping[str, Any] | None = None,
     interleaved: bool = False,
     rotated: float | None = None,
+    original_context: int | None = None,
+    rules: Mapping[str, str] | None = None,
 ) -> Rope:
     """Return the one rope of a model whose layers all share it.
 
-    `dim` is the head's width and `declared` the checkpoint's context; `theta` and `default` stand
-    in for absent settings, and `rotated` for the share of a head that is rotated, where a family
-    has one: None means that every head is rotated whole.
+    `dim` is the head's width and `declared` the checkpoint's context; `theta`, `default` and
+    `original_context` stand in for absent settings, and `rotated` for the share of a head that is
+    rotated, where a family has one: None means that every head is rotated whole. `rules` maps the
+    names that the family's configs use to the rules they stand for; None means all, by their names.
 
     Raises: UnsupportedConfig for an unknown rule, an unknown key, or a number out of range.
     """
     settings = rope_settings(reader)
-    original = reader.integer("original_max_position_embeddings", None, high=MAX_CONTEXT)
+    original = reader.integer(
+        "original_max_position_embeddings", original_context, high=MAX_CONTEXT
+    )
     theta = reader.number("rope_theta", theta, low=1.001)
     settings = settings or default or {}
     dim = rotated_dim(reader, settings, dim, rotated)
     rope = rope_rule(
-        reader, settings, theta=theta, dim=dim, declared=declared, original_context=original
+        reader,
+        settings,
+        theta=theta,
+        dim=dim,
+        declared=declared,
+        original_context=original,
+        rules=rules,
     )
     return dataclasses.replace(rope, interleaved=interleaved)
+
+
+def read_layer_ropes(
+    reader: ConfigReader, *, dim: int, declared: int, theta: float, local_theta: float
+) -> tuple[Rope, Rope]:
+    """Return the ropes of global and of sliding layers, which rotate whole heads.
+
+    Settings that are not given per kind of layer are the global ones'; `theta` and `local_theta`
+    stand in for absent bases.
+
+    Raises: UnsupportedConfig as `read_rope`.
+    """
+    settings = rope_settings(reader)
+    if any(kind in settings for kind in LAYER_KINDS):
+        full, sliding = (settings.get(kind) or {} for kind in LAYER_KINDS)
+        unknown = sorted(set(settings) - set(LAYER_KINDS))
+        if unknown or not isinstance(full, Mapping) or not isinstance(sliding, Mapping):
+            reader.refuse("rope_parameters", settings, f"it must be one object per {LAYER_KINDS}")
+    else:
+        full, sliding = settings, {}
+    rotated_dim(reader, full, dim, None)
+    rotated_dim(reader, sliding, dim, None)
+    return (
+        rope_rule(reader, full, theta=theta, dim=dim, declared=declared),
+        rope_rule(reader, sliding, theta=local_theta, dim=dim, declared=declared),
+    )
 
 
 def rotated_dim(
@@ -86,17 +124,17 @@ def rope_rule(
     dim: int,
     declared: int,
     original_context: int | None = None,
+    rules: Mapping[str, str] | None = None,
 ) -> Rope:
     """Return the `Rope` that one rope dictionary describes; the dictionary's own theta wins."""
     if dim % 2:
         reader.refuse("head_dim", dim, "rope rotates pairs of dimensions")
     inner = ConfigReader(settings, where="rope settings in config.json")
-    kinds = [kind for key in _TYPE_KEYS if (kind := inner.value(key)) is not None]
+    known = {name: name for name in _RULES} if rules is None else rules
+    kinds = [inner.choice(key, known) for key in _TYPE_KEYS if inner.value(key) is not None]
     if any(kind != kinds[0] for kind in kinds):
-        inner.refuse("type", kinds[1], f"rope_type says {kinds[0]!r}")
+        inner.refuse("type", settings["type"], f"rope_type says {kinds[0]!r}")
     kind = kinds[0] if kinds else "default"
-    if not isinstance(kind, str) or kind not in _RULES:
-        inner.refuse("rope_type", kind, f"the rules are {', '.join(sorted(_RULES))}")
     # A share of the head, which `rotated_dim` has turned into `dim`.
     inner.value("partial_rotary_factor")
     rope = Rope(theta=inner.number("rope_theta", theta, low=1.001), dim=dim)

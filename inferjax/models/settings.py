@@ -98,37 +98,31 @@ def read_window(reader: ConfigReader, default: int | None = None) -> int | None:
     return reader.integer("sliding_window", default or 1, high=MAX_CONTEXT)
 
 
-def read_one_window(
-    reader: ConfigReader, num_layers: int, default: int | None = None
-) -> int | None:
-    """Return the window that all layers share; null stands for none."""
-    window = read_window(reader, default)
-    # A list of layers has no effect on these models: it may only say the same.
-    kind = "full_attention" if window is None else "sliding_attention"
-    reader.expect("layer_types", [kind] * num_layers)
-    return window
+def read_switched_window(reader: ConfigReader, default: int | None = 4096) -> int | None:
+    """Return the window of a model where `use_sliding_window` turns it on, None where it is off."""
+    if reader.flag("use_sliding_window", False):
+        return read_window(reader, default)
+    reader.integer("sliding_window", None, low=0, high=MAX_CONTEXT)
+    return None
 
 
-def read_switched_windows(
-    reader: ConfigReader,
-    num_layers: int,
-    slides: Callable[[int], bool],
-    default: int | None = 4096,
+def read_layer_windows(
+    reader: ConfigReader, num_layers: int, window: int | None, slides: Callable[[int], bool]
 ) -> list[int | None]:
-    """Return each layer's window, None for none, where `use_sliding_window` has to turn them on.
+    """Return `window` for layers that slide, None for others; `slides` tells without `layer_types`.
 
-    `slides` tells it of layer i without `layer_types`, and `default` stands in for an absent
-    window.
+    Raises: UnsupportedConfig if layers slide and there is no window.
     """
-    if not reader.flag("use_sliding_window", False):
-        reader.integer("sliding_window", None, low=0, high=MAX_CONTEXT)
-        reader.expect("layer_types", ["full_attention"] * num_layers)
-        return [None] * num_layers
-    window = read_window(reader, default)
     kinds = read_layer_types(reader, num_layers, lambda i: window is not None and slides(i))
     if window is None and any(kinds):
-        reader.refuse("sliding_window", None, "layer_types names sliding layers")
+        reader.refuse("layer_types", "sliding_attention", "the model has no sliding window")
     return [window if kind else None for kind in kinds]
+
+
+def expect_one_kind(reader: ConfigReader, num_layers: int, window: int | None) -> None:
+    """Refuse `layer_types` of a model that never reads them, unless they agree with its window."""
+    kind = "full_attention" if window is None else "sliding_attention"
+    reader.expect("layer_types", [kind] * num_layers)
 
 
 def read_experts(
@@ -159,7 +153,7 @@ def read_model(
     *,
     tied: bool = False,
     bos: int | None = None,
-    eos: int | None = None,
+    eos: int | list[int] | None = None,
     **facts: Any,
 ) -> ModelConfig:
     """Put a model together; `tied`, `bos` and `eos` stand in for absent keys."""
