@@ -45,11 +45,15 @@ class Rope:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Norm:
-    """A normalisation: RMSNorm or LayerNorm; `unit_offset` means the weight is stored minus one."""
+    """A normalisation: RMSNorm or LayerNorm, with a learned weight unless `weight` is false.
+
+    `unit_offset` means that the weight is stored minus one.
+    """
 
     kind: Literal["rms", "layer"] = "rms"
     eps: float = 1e-6
     unit_offset: bool = False
+    weight: bool = True
     bias: bool = False
 
 

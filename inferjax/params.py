@@ -12,9 +12,9 @@ from inferjax.pytree import pytree
 
 @pytree
 class NormParams:
-    """Weights of one normalisation."""
+    """Weights of one normalisation, which may have none."""
 
-    weight: Array
+    weight: Array | None
     bias: Array | None = None
 
 

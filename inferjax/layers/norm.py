@@ -23,8 +23,9 @@ def normalize(
     if norm.kind == "layer":
         y = y - jnp.mean(y, axis=axes, keepdims=True)
     y = y * lax.rsqrt(jnp.mean(jnp.square(y), axis=axes, keepdims=True) + norm.eps)
-    scale = align_last(w.weight.astype(jnp.float32), y.ndim)
-    y = y * (scale + 1.0 if norm.unit_offset else scale)
+    if w.weight is not None:
+        scale = align_last(w.weight.astype(jnp.float32), y.ndim)
+        y = y * (scale + 1.0 if norm.unit_offset else scale)
     if w.bias is not None:
         y = y + align_last(w.bias.astype(jnp.float32), y.ndim)
     return y.astype(x.dtype)

@@ -128,7 +128,7 @@ def _spec(
 def _norm_spec(norm: Norm, dim: int, axis: str | None = "model") -> Any:
     bias = _spec((dim,), (axis,), "zeros") if norm.bias else None
     init = "zeros" if norm.unit_offset else "ones"
-    return NormParams(weight=_spec((dim,), (axis,), init), bias=bias)
+    return NormParams(weight=_spec((dim,), (axis,), init) if norm.weight else None, bias=bias)
 
 
 def _layer_spec(spec: LayerSpec, dim: int) -> LayerParams:

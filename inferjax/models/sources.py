@@ -102,11 +102,11 @@ def linear(name: str, dim_out: int, dim_in: int) -> Any:
 
 
 def norm(name: str, dim: int, spec: Norm | None) -> Any:
-    """Take a normalisation's weight and, where it has one, its bias; None for no normalisation."""
+    """Take what a normalisation has of weight and bias; None for no normalisation."""
     if spec is None:
         return None
-    bias = plain(f"{name}.bias", dim) if spec.bias else None
-    return NormParams(weight=plain(f"{name}.weight", dim), bias=bias)
+    weight = plain(f"{name}.weight", dim) if spec.weight else None
+    return NormParams(weight=weight, bias=plain(f"{name}.bias", dim) if spec.bias else None)
 
 
 def grouped_attention(
