@@ -7,11 +7,15 @@ from inferjax.errors import UnsupportedModel
 from inferjax.models.family import Family, GgufFormat
 
 _FILES = (
+    "cohere",
     "deepseek_v3",
     "gemma3",
     "gpt2",
     "gpt_oss",
     "llama",
+    "opt",
+    "stablelm",
+    "starcoder2",
 )
 FAMILIES: tuple[Family, ...] = tuple(
     importlib.import_module(f"inferjax.models.{name}").FAMILY for name in _FILES
