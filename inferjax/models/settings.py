@@ -125,17 +125,29 @@ def expect_one_kind(reader: ConfigReader, num_layers: int, window: int | None) -
     reader.expect("layer_types", [kind] * num_layers)
 
 
+def read_synonyms(reader: ConfigReader, keys: Sequence[str], *, high: int) -> int:
+    """Return a number that several keys may hold, which have to agree."""
+    given = [key for key in keys if reader.value(key) is not None]
+    number = reader.integer((given or keys)[0], high=high)
+    for key in given:
+        reader.expect(key, number)
+    return number
+
+
 def read_experts(
     reader: ConfigReader,
     mlp: MLP,
     *,
-    count: str,
+    count: Sequence[str],
     width: str = "moe_intermediate_size",
     router: Mapping[str, Any],
     **facts: Any,
 ) -> MoE:
-    """Return a mixture of ungrouped experts; `count` and `width` are the keys of its sizes."""
-    num_experts = reader.integer(count, high=MAX_EXPERTS)
+    """Return a mixture of ungrouped experts.
+
+    `count` names the keys that may hold the number of experts, and `width` the key of their size.
+    """
+    num_experts = read_synonyms(reader, count, high=MAX_EXPERTS)
     per_token = reader.integer("num_experts_per_tok", high=num_experts)
     return MoE(
         router=Router(num_experts=num_experts, experts_per_token=per_token, **router),
