@@ -14,7 +14,8 @@ from typing import NoReturn
 import numpy as np
 from jaxtyping import Shaped, UInt8
 
-from inferjax.checkpoint.gguf_blocks import BLOCKS, BlockType, dequantize
+from inferjax.checkpoint.gguf_blocks import BLOCKS, UNREAD, BlockType, dequantize
+from inferjax.checkpoint.gguf_parts import GgufPart, check_parts, gguf_in_folder, part_paths
 from inferjax.checkpoint.tensor_file import (
     MappedTensors,
     StoredTensor,
@@ -54,24 +55,43 @@ _U64 = struct.Struct("<Q")
 
 
 def open_gguf(path: Path) -> TensorFile:
-    """Map a GGUF file and check its whole header; tensors are read and dequantized on demand.
+    """Map a GGUF model and check its whole header; tensors are read and dequantized on demand.
 
-    Metadata values are Python scalars and strings, `list[str]`, NumPy arrays of numbers, or lists
-    of such arrays. Shapes are row-major: the reverse of the order in the file.
+    `path` is a file, any one part of a split model, or the folder that holds one model. Metadata
+    values are Python scalars and strings, `list[str]`, NumPy arrays of numbers, or lists of such
+    arrays. Shapes are row-major: the reverse of the order in the file.
 
-    Raises: CheckpointError naming the file and the field that lies.
+    Raises: CheckpointError naming the file and the field that lies, or the parts that are missing.
     """
+    if path.is_dir():
+        path = _only_model(path)
+    part = _open_part(path)
+    if part.count == 1:
+        return MappedTensors(path, part.stored, part.metadata, _decode)
+    parts = [part if other == path else _open_part(other) for other in part_paths(part)]
+    check_parts(parts)
+    stored = [tensor for part in parts for tensor in part.stored]
+    return MappedTensors(parts[0].path, stored, parts[0].metadata, _decode)
+
+
+def _only_model(folder: Path) -> Path:
+    path = gguf_in_folder(folder)
+    if path is None:
+        raise CheckpointError(f"there is no .gguf file in {folder}", fix="give the file's path")
+    return path
+
+
+def _open_part(path: Path) -> GgufPart:
     cursor = _Cursor(map_file(path), path)
     num_tensors = _read_preamble(cursor)
     num_pairs = cursor.count(MIN_PAIR_BYTES, "number of metadata pairs")
     metadata = _read_metadata(cursor, num_pairs)
-    _refuse_split(metadata, path)
     alignment = _alignment(metadata, path)
     table = _read_table(cursor, num_tensors)
     start = -(-cursor.at // alignment) * alignment
     stored = [_locate(cursor, entry, start, offset, alignment) for entry, offset in table]
     check_no_overlap(stored)
-    return MappedTensors(path, stored, metadata, _decode)
+    return GgufPart(path, metadata, stored)
 
 
 def _decode(
@@ -212,16 +232,6 @@ def _read_array(cursor: _Cursor, what: str, depth: int) -> object:
     return cursor.array(_SCALARS[kind], count, what)
 
 
-def _refuse_split(metadata: dict[str, object], path: Path) -> None:
-    count = metadata.get("split.count", 1)
-    if not isinstance(count, int) or count not in (0, 1):
-        raise CheckpointError(
-            f"{path} is one part of a model split into {quoted(str(count))} files",
-            why="GGUF parts are not joined on loading",
-            fix="join them with llama-gguf-split --merge",
-        )
-
-
 def _alignment(metadata: dict[str, object], path: Path) -> int:
     alignment = metadata.get("general.alignment", 32)
     if (
@@ -256,9 +266,10 @@ def _read_table(cursor: _Cursor, num_tensors: int) -> list[tuple[TensorEntry, in
 
 def _block_type(cursor: _Cursor, number: int, what: str) -> BlockType:
     if number not in BLOCKS:
+        name = f"{UNREAD[number]} ({number})" if number in UNREAD else f"{number}"
         cursor.fail(
-            f"{what} has GGUF tensor type {number}, which cannot be read",
-            why=f"types that can: {', '.join(f'{kind.name} ({n})' for n, kind in BLOCKS.items())}",
+            f"{what} has GGUF tensor type {name}, which cannot be read",
+            why=f"types that can: {', '.join(kind.name for kind in BLOCKS.values())}",
             fix="quantize the model to one of these, such as Q4_K_M or Q8_0",
         )
     return BLOCKS[number]

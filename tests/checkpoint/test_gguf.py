@@ -11,12 +11,26 @@ from gguf.quants import dequantize as reference_dequantize
 from make_files import gguf_pair, gguf_string, gguf_tensor, make_gguf, u32, u64
 
 from inferjax.checkpoint.gguf import MAX_ALIGNMENT, open_gguf
-from inferjax.checkpoint.gguf_blocks import BLOCKS, dequantize
+from inferjax.checkpoint.gguf_blocks import BLOCKS, UNREAD, dequantize
 from inferjax.errors import CheckpointError
 
 NUM_BLOCKS = 8193  # one block more than a chunk of the types with 32 elements
-# Where each quantized type keeps its float16 numbers.
-HALVES = {2: [0], 3: [0, 2], 6: [0], 7: [0, 2], 8: [0], 12: [0, 2], 13: [0, 2], 14: [208]}
+# Where each quantized type keeps its float16 numbers; MXFP4 has the byte of an exponent instead.
+HALVES = {
+    2: [0],
+    3: [0, 2],
+    6: [0],
+    7: [0, 2],
+    8: [0],
+    10: [80, 82],
+    11: [108],
+    12: [0, 2],
+    13: [0, 2],
+    14: [208],
+    20: [0],
+    23: [0],
+    39: [],
+}
 EDGES = [0.0, -0.0, 1.0, -1.0, 65504.0, -65504.0, 6e-8, -6e-8, 6.1e-5, np.inf, -np.inf, np.nan]
 
 
@@ -43,11 +57,17 @@ def test_random_blocks_equal_the_reference_bit_for_bit(number):
     assert_same_bits(ours.astype(np.float32), reference(number, raw, kind))
 
 
-@pytest.mark.parametrize("number", HALVES, ids=lambda number: BLOCKS[number].name)
-def test_blocks_with_edge_scales_equal_the_reference(number):
+QUANTIZED = [number for number, kind in BLOCKS.items() if kind.unpack is not None]
+
+
+@pytest.mark.parametrize("payload", ["random", "zeros", "ones"])
+@pytest.mark.parametrize("number", QUANTIZED, ids=lambda number: BLOCKS[number].name)
+def test_blocks_with_edge_scales_equal_the_reference(number, payload):
     kind = BLOCKS[number]
-    rng = np.random.default_rng(number)
-    blocks = rng.integers(0, 256, (len(EDGES) ** 2, kind.block_bytes), np.uint8)
+    shape = (len(EDGES) ** 2, kind.block_bytes)
+    blocks = np.random.default_rng(number).integers(0, 256, shape, np.uint8)
+    if payload != "random":
+        blocks[...] = 255 if payload == "ones" else 0
     edges = np.array(EDGES, np.float16)
     for field, values in zip(
         HALVES[number], [np.tile(edges, len(EDGES)), edges.repeat(len(EDGES))], strict=False
@@ -55,6 +75,32 @@ def test_blocks_with_edge_scales_equal_the_reference(number):
         blocks[:, field : field + 2] = values[:, None].view(np.uint8)
     raw = blocks.reshape(-1)
     assert_same_bits(dequantize(kind, raw), reference(number, raw, kind))
+
+
+def test_every_exponent_of_mxfp4_equals_the_reference():
+    kind, number = BLOCKS[39], 39
+    blocks = np.random.default_rng(0).integers(0, 256, (256, kind.block_bytes), np.uint8)
+    blocks[:, 0] = np.arange(256)
+    blocks[:, 1:] = np.arange(16) * 17  # every four-bit float, twice
+    raw = blocks.reshape(-1)
+    assert_same_bits(dequantize(kind, raw), reference(number, raw, kind))
+
+
+def test_every_type_of_the_reference_is_read_or_named():
+    for kind in gguf.GGMLQuantizationType:
+        name = BLOCKS[kind].name if kind in BLOCKS else UNREAD[kind]
+        number = {"f": "float", "bf": "bfloat", "i": "int"}
+        stem, digits = kind.name.lower().rstrip("0123456789"), kind.name.lstrip("BFI")
+        assert name in (kind.name.lower(), number.get(stem, "") + digits)
+    assert not UNREAD.keys() & BLOCKS.keys()
+
+
+@pytest.mark.parametrize("number", UNREAD)
+def test_type_that_is_not_read_is_named(tmp_path, number):
+    (tmp_path / "m.gguf").write_bytes(make_gguf(tensors=[gguf_tensor(kind=number)]))
+    with pytest.raises(CheckpointError) as caught:
+        open_gguf(tmp_path / "m.gguf")
+    assert f"type {UNREAD[number]} ({number}), which cannot be read" in str(caught.value)
 
 
 def test_every_supported_type_has_the_reference_sizes():
@@ -90,7 +136,7 @@ def write_reference_file(path, alignment=32):
         packed = gguf.quants.quantize(rng.standard_normal((3, 64)).astype(np.float32), number)
         arrays[kind] = reference_dequantize(packed, number)
         writer.add_tensor(kind, packed, raw_dtype=number)
-    for kind in ("Q4_K", "Q5_K", "Q6_K"):
+    for kind in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"):
         number = gguf.GGMLQuantizationType[kind]
         packed = rng.integers(0, 60, (2, BLOCKS[number].block_bytes), np.uint8)
         arrays[kind] = reference_dequantize(packed, number)
@@ -222,10 +268,21 @@ BAD_FILES = {
         make_gguf([gguf_pair("general.alignment", 8, gguf_string("32"))]),
         "general.alignment is '32'",
     ),
-    "split": (make_gguf([gguf_pair("split.count", 2, b"\x05\x00")]), "split into '5' files"),
-    "split-an-array": (
+    "split-under-another-name": (
+        make_gguf([gguf_pair("split.count", 2, b"\x05\x00")]),
+        "part 1 of 5 of a split model",
+    ),
+    "split-count-an-array": (
         make_gguf([gguf_pair("split.count", 9, u32(4) + u64(1) + u32(1))]),
-        "split into",
+        "split.count is '[1]'",
+    ),
+    "split-count-huge": (
+        make_gguf([gguf_pair("split.count", 10, u64(2**63))]),
+        f"split.count is '{2**63}'",
+    ),
+    "split-count-negative": (
+        make_gguf([gguf_pair("split.count", 5, b"\xff" * 4)]),
+        "split.count is '-1'",
     ),
     "tensor-name-length": (make_gguf(tensors=[u64(HUGE) + bytes(64)]), "name of tensor 0"),
     "tensor-name-empty": (make_gguf(tensors=[gguf_tensor("")], data=bytes(64)), "tensor 0"),
@@ -248,7 +305,6 @@ BAD_FILES = {
         "rows of 16 elements",
     ),
     "tensor-type": (make_gguf(tensors=[gguf_tensor(kind=999)]), "'w' has GGUF tensor type 999"),
-    "tensor-type-unread": (make_gguf(tensors=[gguf_tensor(kind=10)]), "GGUF tensor type 10"),
     "offset-huge": (
         make_gguf(tensors=[gguf_tensor(offset=2**64 - 32)], data=bytes(64)),
         "tensor 'w' does not fit",
