@@ -1,6 +1,7 @@
 """The inference engine you can jit, vmap, grad and shard."""
 
 from inferjax.checkpoint.load import Model, load
+from inferjax.checkpoint.save import save
 from inferjax.config import Exec, ModelConfig
 from inferjax.engine import Completion, Delta, Engine, EngineConfig
 from inferjax.errors import InferjaxError
@@ -56,6 +57,7 @@ __all__ = [
     "raise_for_status",
     "release",
     "sample",
+    "save",
     "score",
     "start",
     "stream",

@@ -14,6 +14,7 @@ from jaxtyping import Array, Shaped
 
 from inferjax.checkpoint.matching import Leaf, match_tensors
 from inferjax.checkpoint.opened import Checkpoint, find_model, open_checkpoint, read_model_config
+from inferjax.checkpoint.orbax import is_saved, read_orbax, read_saved_config
 from inferjax.config import ModelConfig
 from inferjax.errors import CheckpointError, UnsupportedConfig
 from inferjax.models.hf import DTYPES
@@ -46,7 +47,7 @@ def load(
     cache_dir: Path | None = None,
     max_context: int | None = None,
 ) -> Model:
-    """Load a folder, a .safetensors or .gguf file, or a model of the catalog.
+    """Load a folder, a .safetensors or .gguf file, what `save` wrote, or a model of the catalog.
 
     `dtype` is that of the weights: by default the checkpoint's, and float32 on a CPU, where XLA's
     bfloat16 matmuls are about thirty times slower. `max_context` shortens the declared context, or
@@ -55,6 +56,8 @@ def load(
     Raises: CheckpointError, UnsupportedModel, UnsupportedConfig, CatalogError, TokenizerError.
     """
     path = find_model(source, cache_dir, progress=progress)
+    if is_saved(path):
+        return _load_saved(path, dtype, progress)
     checkpoint = open_checkpoint(path)
     try:
         config = checkpoint.config(max_context)
@@ -70,6 +73,21 @@ def load(
         family=checkpoint.family.name,
         path=path,
         raw=checkpoint.raw,
+    )
+
+
+def _load_saved(path: Path, dtype: Any, progress: bool) -> Model:
+    """Load what `save` wrote by Orbax."""
+    config, raw = read_saved_config(path)
+    config = dataclasses.replace(config, dtype=_weights_dtype(dtype, config))
+    has_tokenizer = (path / "tokenizer.json").exists()
+    return Model(
+        config=config,
+        params=read_orbax(path, config, progress=progress),
+        tokenizer=tokenizer_from_directory(path) if has_tokenizer else None,
+        family=config.family,
+        path=path,
+        raw=raw,
     )
 
 

@@ -1,18 +1,19 @@
 """Finds a model and opens it: its tensors, its config and its family, whatever the format."""
 
 import dataclasses
-import json
-from collections import Counter
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
 
 from inferjax.checkpoint.catalog import default_cache_dir, fetch, load_catalog
 from inferjax.checkpoint.gguf import open_gguf
+from inferjax.checkpoint.gguf_parts import gguf_in_folder
+from inferjax.checkpoint.json_file import read_object
+from inferjax.checkpoint.orbax import is_saved, read_saved_config
+from inferjax.checkpoint.replace import previous_of
 from inferjax.checkpoint.safetensors import open_safetensors
 from inferjax.checkpoint.tensor_file import TensorFile
 from inferjax.config import ModelConfig
@@ -21,7 +22,6 @@ from inferjax.models.family import Family, GgufFormat, Transform, read_config
 from inferjax.models.registry import family_for, gguf_family_for
 
 CONFIG_NAME = "config.json"
-MAX_CONFIG_BYTES = 16 * 2**20  # labels of classification heads can take megabytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +62,10 @@ def find_model(source: str | Path, cache_dir: Path | None, *, progress: bool) ->
     """
     try:
         path = Path(source).expanduser()
-        if path.exists():
-            return path
+        # Between its two names a checkpoint that is being replaced bears the second.
+        for place in (path, previous_of(path)) if path.name else (path,):
+            if place.exists():
+                return place
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{str(source)[:200]!r} is no path", why=str(error)[:80]) from error
     catalog = load_catalog()
@@ -94,6 +96,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def read_model_config(path: Path) -> ModelConfig:
     """Return a model's facts without opening its weights where its config stands apart."""
+    if is_saved(path):
+        return read_saved_config(path)[0]
     if not path.is_dir() or _lone_gguf(path) is not None:
         return open_checkpoint(path).config()
     raw = read_config_file(path)
@@ -112,47 +116,14 @@ def read_config_file(folder: Path) -> dict[str, Any]:
             why="weights alone do not say which model they are",
             fix="put the checkpoint's config.json beside its weights",
         )
-    size = path.stat().st_size
-    if size > MAX_CONFIG_BYTES:
-        raise CheckpointError(
-            f"{path} has {size} bytes", why=f"at most {MAX_CONFIG_BYTES} are read"
-        )
-    try:
-        raw = json.loads(
-            path.read_bytes(),
-            object_pairs_hook=partial(_without_repeats, path),
-            parse_constant=partial(_refuse_constant, path),
-        )
-    except RecursionError as error:
-        raise CheckpointError(f"{path} is nested too deep") from error
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read", why=str(error)[:200]) from error
-    if not isinstance(raw, dict):
-        raise CheckpointError(f"{path} holds no JSON object")
-    return raw
-
-
-def _without_repeats(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a repeated key: which of its values the model was trained with is unclear."""
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise CheckpointError(
-            f"{path} has {twice[:80]!r} twice", fix="remove the one that does not hold", key=twice
-        )
-    return fields
-
-
-def _refuse_constant(path: Path, name: str) -> NoReturn:
-    raise CheckpointError(f"{path} cannot be read", why=f"{name} is no JSON number")
+    return read_object(path)
 
 
 def _lone_gguf(path: Path) -> Path | None:
-    """Return the only .gguf file of a folder that has no safetensors."""
+    """Return the GGUF model, or its first part, of a folder that has no safetensors."""
     if not path.is_dir() or any(path.glob("*.safetensors*")):
         return None
-    found = sorted(path.glob("*.gguf"))
-    return found[0] if len(found) == 1 else None
+    return gguf_in_folder(path)
 
 
 def _open_gguf(path: Path) -> Checkpoint:

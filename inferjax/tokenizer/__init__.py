@@ -4,6 +4,7 @@ from inferjax.tokenizer.chat import ChatTemplate
 from inferjax.tokenizer.detokenizer import Detokenizer
 from inferjax.tokenizer.from_directory import tokenizer_from_directory
 from inferjax.tokenizer.from_gguf import tokenizer_from_gguf
+from inferjax.tokenizer.save import save_tokenizer
 from inferjax.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Detokenizer",
     "SpecialTokens",
     "Tokenizer",
+    "save_tokenizer",
     "tokenizer_from_directory",
     "tokenizer_from_gguf",
 ]

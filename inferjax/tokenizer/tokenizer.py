@@ -122,6 +122,21 @@ class Tokenizer:
         return [*self._missing_prefix(ids), *ids]
 
     @property
+    def core(self) -> tokenizers.Tokenizer:
+        """The vocabulary as the `tokenizers` library holds it; not to be changed."""
+        return self._core
+
+    @property
+    def special(self) -> SpecialTokens:
+        """The special tokens, and what goes around a raw text."""
+        return self._special
+
+    @property
+    def templates(self) -> Mapping[str, str]:
+        """The chat templates' sources by name."""
+        return dict(self._templates)
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the checkpoint brought a chat template."""
         return bool(self._templates)

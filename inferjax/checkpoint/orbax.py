@@ -1,0 +1,180 @@
+"""A model saved by Orbax: its weights as a pytree, beside what says which model they are.
+
+The folder holds `inferjax.json` (the config in Hugging Face's form, and the size and SHA-256 of
+every other file), the tokenizer's files, and `params/`, an ordinary Orbax checkpoint that other
+programs can restore. Sizes and checksums are compared before Orbax sees a byte: its formats are
+parsed by native code that damaged files must not reach.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+import tqdm
+
+from inferjax.checkpoint.json_file import read_object
+from inferjax.config import ModelConfig, Pooling
+from inferjax.errors import CheckpointError, InferjaxError
+from inferjax.models.family import read_config
+from inferjax.models.params import abstract_params
+from inferjax.models.registry import family_named
+from inferjax.params import Params
+
+RECORD_NAME = "inferjax.json"
+PARAMS_NAME = "params"
+FORMAT = 1
+_CHUNK_BYTES = 2**20
+
+
+def is_saved(path: Path) -> bool:
+    """Tell whether a folder is one that `write_orbax` makes."""
+    return (path / RECORD_NAME).is_file()
+
+
+def write_orbax(folder: Path, config: ModelConfig, raw: Mapping[str, Any], params: Params) -> None:
+    """Write the weights and, last, the record of all files in `folder`."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save((folder / PARAMS_NAME).absolute(), params)
+        checkpointer.wait_until_finished()
+    content = {
+        "format": FORMAT,
+        "family": config.family,
+        "dtype": params.embed.dtype.name,
+        "max_context": config.max_context,
+        "pooling": config.pooling and dataclasses.asdict(config.pooling),
+        "config": dict(raw),
+        "files": {name: _fingerprint(folder / name) for name in _files(folder)},
+    }
+    record = {"sha256": _digest(content), **content}
+    text = json.dumps(record, indent=1, sort_keys=True)
+    (folder / RECORD_NAME).write_text(text, encoding="utf-8")
+
+
+def read_saved_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
+    """Return the model's facts, with the dtype of the stored weights, and its raw config.
+
+    Raises: CheckpointError for a record that is damaged, UnsupportedConfig as for any config.
+    """
+    record = _read_record(folder)
+    try:
+        family = family_named(record["family"])
+        config = read_config(family, record["config"])
+        pooling = record["pooling"] and Pooling(**record["pooling"])
+        config = dataclasses.replace(
+            config, dtype=record["dtype"], max_context=record["max_context"], pooling=pooling
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _damaged(folder, f"{error!r}"[:200]) from error
+    return config, record["config"]
+
+
+def read_orbax(folder: Path, config: ModelConfig, *, progress: bool = False) -> Params:
+    """Restore the weights, rounded to `config.dtype`, after checking every file.
+
+    Raises: CheckpointError naming a file that is missing or differs from what was saved.
+    """
+    _check_files(folder, _read_record(folder)["files"], progress)
+    wanted = abstract_params(config)
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            path = (folder / PARAMS_NAME).absolute()
+            _check_shapes(folder, checkpointer.metadata(path), wanted)
+            return checkpointer.restore(path, wanted)
+    except InferjaxError:
+        raise
+    except Exception as error:
+        raise _damaged(folder, str(error)[:500]) from error
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    record = read_object(folder / RECORD_NAME)
+    digest = record.pop("sha256", None)
+    if record.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{folder / RECORD_NAME} has format {str(record.get('format'))[:40]}",
+            why=f"this version reads format {FORMAT}",
+            fix="load it with the version of inferjax that saved it",
+        )
+    if digest != _digest(record):
+        raise _damaged(folder, f"{RECORD_NAME} is not as it was saved")
+    return record
+
+
+def _check_files(folder: Path, files: Mapping[str, Any], progress: bool) -> None:
+    """Compare all files with the record, a few at a time in threads."""
+    found = set(_files(folder))
+    if found != set(files):
+        missing, extra = sorted(set(files) - found), sorted(found - set(files))
+        raise _damaged(folder, f"files missing: {missing[:8]}; files that are new: {extra[:8]}")
+    for name, known in files.items():
+        if (folder / name).stat().st_size != known["num_bytes"]:
+            raise _damaged(folder, f"{name} does not have {known['num_bytes']} bytes")
+    bar = tqdm.tqdm(
+        total=sum(known["num_bytes"] for known in files.values()),
+        desc="checking files",
+        unit="B",
+        unit_scale=True,
+        disable=not progress,
+    )
+    with bar, ThreadPoolExecutor(max_workers=4) as pool:
+        prints = pool.map(lambda name: (name, _fingerprint(folder / name)), files)
+        for name, found_print in prints:
+            bar.update(found_print["num_bytes"])
+            if found_print != files[name]:
+                raise _damaged(folder, f"{name} differs from what was saved")
+
+
+def _check_shapes(folder: Path, metadata: Any, wanted: Params) -> None:
+    """Refuse a tree that is not the config's before anything of its size is allocated."""
+    stored = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(metadata.item_metadata.tree)
+    }
+    called = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(wanted)
+    }
+    wrong = sorted(
+        name for name in stored.keys() | called.keys() if stored.get(name) != called.get(name)
+    )
+    if wrong:
+        name = wrong[0]
+        raise CheckpointError(
+            f"{folder} does not hold the weights of its config ({len(wrong)} differ)",
+            why=f"{name} is {stored.get(name, 'missing')}, the config calls for "
+            f"{called.get(name, 'none')}",
+            fix="the folder belongs to another model: save it again",
+        )
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(
+        file.relative_to(folder).as_posix()
+        for file in folder.rglob("*")
+        if file.is_file() and file.name != RECORD_NAME
+    )
+
+
+def _fingerprint(file: Path) -> dict[str, Any]:
+    digest, size = hashlib.sha256(), 0
+    with file.open("rb") as handle:
+        while chunk := handle.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return {"num_bytes": size, "sha256": digest.hexdigest()}
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _damaged(folder: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{folder} is damaged or incomplete", why=why, fix="copy or save the checkpoint again"
+    )

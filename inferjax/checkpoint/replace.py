@@ -1,0 +1,89 @@
+"""Writes a folder so that it appears whole or not at all, and never harms the one it replaces."""
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from inferjax.errors import CheckpointError
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Give a new folder beside `path` to write to; on success it becomes `path`.
+
+    Whatever interrupts the writing, a folder that was there before stays as it was. Only between
+    two renames at the end does it bear another name, under which `previous_of` finds it.
+
+    Raises: CheckpointError if `path` exists and is not to be overwritten, or cannot be written.
+    """
+    if path.exists() and not overwrite:
+        raise CheckpointError(
+            f"{path} exists already",
+            why="a checkpoint is never overwritten by accident",
+            fix="choose another folder, or say overwrite=True",
+        )
+    if path.exists() and not path.is_dir():
+        raise CheckpointError(f"{path} is a file", why="a checkpoint is saved as a folder")
+    fresh = path.with_name(f".{path.name}.saving-{os.getpid()}")
+    try:
+        _remove_abandoned(path)
+        fresh.mkdir(parents=True)
+        yield fresh
+        _sync(fresh)
+        _swap(fresh, path)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be saved",
+            why=str(error),
+            fix="check that the folder is writable and that the disk has room",
+        ) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def previous_of(path: Path) -> Path:
+    """Return where a checkpoint is while it is being replaced."""
+    return path.with_name(f".{path.name}.previous")
+
+
+def _swap(fresh: Path, path: Path) -> None:
+    previous = previous_of(path)
+    if path.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        path.rename(previous)
+    fresh.rename(path)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what saves of processes that are gone have left behind."""
+    for folder in path.parent.glob(f".{path.name}.saving-*"):
+        number = re.fullmatch(r"saving-(\d+)", folder.name.rpartition(".")[2])
+        if number is not None and not _is_alive(int(number[1])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _sync(folder: Path) -> None:
+    """Bring all files to the disk before the folder gets its final name."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

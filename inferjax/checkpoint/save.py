@@ -1,0 +1,55 @@
+"""Saves a model: as an Orbax checkpoint, or as Hugging Face's safetensors folder."""
+
+from pathlib import Path
+
+import jax
+
+from inferjax.checkpoint.export import SHARD_BYTES, write_safetensors
+from inferjax.checkpoint.load import Model
+from inferjax.checkpoint.orbax import write_orbax
+from inferjax.checkpoint.replace import replacing
+from inferjax.errors import UnsupportedConfig
+from inferjax.models.params import check_params
+from inferjax.tokenizer import save_tokenizer
+
+FORMATS = ("orbax", "safetensors")
+
+
+def save(
+    model: Model,
+    path: str | Path,
+    *,
+    format: str = "orbax",
+    overwrite: bool = False,
+    shard_bytes: int = SHARD_BYTES,
+    progress: bool = False,
+) -> Path:
+    """Save config, weights and tokenizer in the folder `path`, which `load` reads.
+
+    "orbax" keeps the weights as they are in memory; "safetensors" writes what Hugging Face tools
+    load, in files of at most about `shard_bytes`. An interrupted save leaves what was at `path`.
+    Weights from elsewhere go in by `dataclasses.replace(model, params=...)`.
+
+    Raises: CheckpointError if `path` exists without `overwrite`, or cannot be written; ShapeError
+      if the weights do not belong to the config.
+    """
+    if format not in FORMATS:
+        raise UnsupportedConfig(f"format={format!r}", fix=f"use one of {', '.join(FORMATS)}")
+    path = Path(path).expanduser()
+    check_params(model.params, model.config)
+    jax.block_until_ready(model.params)
+    with replacing(path, overwrite=overwrite) as folder:
+        if model.tokenizer is not None:
+            save_tokenizer(model.tokenizer, folder)
+        if format == "safetensors":
+            write_safetensors(
+                folder,
+                model.config,
+                model.raw,
+                model.params,
+                shard_bytes=shard_bytes,
+                progress=progress,
+            )
+        else:
+            write_orbax(folder, model.config, model.raw, model.params)
+    return path
