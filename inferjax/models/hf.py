@@ -85,10 +85,12 @@ class ConfigReader:
         low: int = 1,
         high: int = MAX_SIZE,
     ) -> int | None:
-        """Return a whole number within [low, high]."""
+        """Return a whole number within [low, high]; other keys may rule its default out."""
         value = self.value(key)
         if value is None:
-            return self._default(key, default)
+            value = self._default(key, default)
+        if value is None:
+            return None
         if type(value) is not int or not low <= value <= high:
             self.refuse(key, value, f"it must be a whole number from {low} to {high}")
         return value
