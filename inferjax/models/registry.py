@@ -8,6 +8,7 @@ from inferjax.models.family import Family, GgufFormat
 
 _FILES = (
     "cohere",
+    "deepseek_v2",
     "deepseek_v3",
     "gemma",
     "gemma2",

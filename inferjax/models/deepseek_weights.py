@@ -1,4 +1,4 @@
-"""The tensors of DeepSeek-V3: rotary rows reordered, kv_b split."""
+"""The tensors of DeepSeek's models: rotary rows reordered, kv_b split."""
 
 import functools
 
