@@ -2,7 +2,7 @@
 
 from inferjax.checkpoint.load import Model, load
 from inferjax.checkpoint.save import save
-from inferjax.config import Exec, ModelConfig
+from inferjax.config import Exec, ModelConfig, Pooling
 from inferjax.engine import Completion, Delta, Engine, EngineConfig
 from inferjax.errors import InferjaxError
 from inferjax.generation import stream
@@ -20,6 +20,7 @@ from inferjax.runtime.inputs import (
     make_inputs,
     release,
 )
+from inferjax.runtime.pooled import classify, embed
 from inferjax.runtime.score import activations, forward, score
 from inferjax.runtime.steps import decode, extend, prefill, start, verify
 from inferjax.sampling import Sampling, SamplingParams, make_sampling, sample
@@ -37,13 +38,16 @@ __all__ = [
     "KVCache",
     "Model",
     "ModelConfig",
+    "Pooling",
     "Sampling",
     "SamplingParams",
     "StepInputs",
     "StepOutput",
     "activations",
     "beam_search",
+    "classify",
     "decode",
+    "embed",
     "extend",
     "forward",
     "generate",

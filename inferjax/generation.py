@@ -18,6 +18,7 @@ from inferjax.checkpoint.load import Model
 from inferjax.config import Exec, ModelConfig
 from inferjax.errors import InvalidInput, InvalidSampling, ShapeError
 from inferjax.kv.cache import KVCache, page_size_of, row_tables
+from inferjax.models.decoder import check_head
 from inferjax.runtime.arguments import (
     as_integers,
     as_tokens,
@@ -72,7 +73,8 @@ def stream(
     from the system. Stop strings, `include_stop` and `skip_special_tokens` are about text and are
     left to whoever turns tokens into text.
 
-    Raises: InvalidInput, RequestTooLong, InvalidSampling; NonFiniteLogits while running.
+    Raises: InvalidInput, RequestTooLong, InvalidSampling, UnsupportedModel; NonFiniteLogits while
+      running.
     """
     if not (isinstance(model, Model) and isinstance(sampling, SamplingParams)):
         raise InvalidInput(
@@ -81,6 +83,7 @@ def stream(
             fix="model = load(...); stream(model, model.tokenizer.encode(text))",
         )
     check_kinds(model.params, model.config, exec)
+    check_head(model.config, "vocabulary")
     check_count("steps", steps, 1)
     config = model.config
     prompt_ids = _flat(prompt_ids)

@@ -1,4 +1,4 @@
-"""Reads a JSON object from a file that nobody vouches for."""
+"""Reads a JSON object or list from a file that nobody vouches for."""
 
 import json
 from collections import Counter
@@ -16,11 +16,29 @@ def read_object(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
 
     Raises: CheckpointError if it is oversized, too deep, has a key twice, or is no JSON object.
     """
+    raw = _read(path, max_bytes)
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path} holds no JSON object")
+    return raw
+
+
+def read_list(path: Path, max_bytes: int = MAX_BYTES) -> list[Any]:
+    """Return the list in `path`.
+
+    Raises: CheckpointError as `read_object`.
+    """
+    raw = _read(path, max_bytes)
+    if not isinstance(raw, list):
+        raise CheckpointError(f"{path} holds no JSON list")
+    return raw
+
+
+def _read(path: Path, max_bytes: int) -> Any:
     try:
         size = path.stat().st_size
         if size > max_bytes:
             raise CheckpointError(f"{path} has {size} bytes", why=f"at most {max_bytes} are read")
-        raw = json.loads(
+        return json.loads(
             path.read_bytes(),
             object_pairs_hook=partial(_without_repeats, path),
             parse_constant=partial(_refuse_constant, path),
@@ -29,9 +47,6 @@ def read_object(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
         raise CheckpointError(f"{path} is nested too deep") from error
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read", why=str(error)[:200]) from error
-    if not isinstance(raw, dict):
-        raise CheckpointError(f"{path} holds no JSON object")
-    return raw
 
 
 def _without_repeats(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

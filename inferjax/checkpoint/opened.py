@@ -13,12 +13,13 @@ from inferjax.checkpoint.gguf import open_gguf
 from inferjax.checkpoint.gguf_parts import gguf_in_folder
 from inferjax.checkpoint.json_file import read_object
 from inferjax.checkpoint.orbax import is_saved, read_saved_config
+from inferjax.checkpoint.pooling import MODULES_NAME, read_pooling
 from inferjax.checkpoint.replace import previous_of
 from inferjax.checkpoint.safetensors import open_safetensors
 from inferjax.checkpoint.tensor_file import TensorFile
 from inferjax.config import ModelConfig
 from inferjax.errors import CheckpointError
-from inferjax.models.family import Family, GgufFormat, Transform, read_config
+from inferjax.models.family import Family, GgufFormat, Transform, model_sources, read_config
 from inferjax.models.registry import family_for, gguf_family_for
 
 CONFIG_NAME = "config.json"
@@ -39,7 +40,20 @@ class Checkpoint:
 
     def config(self, max_context: int | None = None) -> ModelConfig:
         """Return the model's facts."""
-        return read_config(self.family, self.raw, max_context)
+        config = read_config(self.family, self.raw, max_context)
+        if self.gguf is not None:
+            return config
+        pooling = read_pooling(self.path if self.path.is_dir() else self.path.parent, config)
+        if pooling is None:
+            return config
+        # Embedding models keep the name of the causal model they were, without its head.
+        head = config.head if self._has_head(config) else "none"
+        return dataclasses.replace(config, pooling=pooling, head=head)
+
+    def _has_head(self, config: ModelConfig) -> bool:
+        head: Any = model_sources(self.family, config).head
+        stored = () if head is None else head.tensors
+        return all(self.stored(tensor.name, config)[0] in self.file.entries for tensor in stored)
 
     def stored(self, name: str, config: ModelConfig) -> tuple[str, Transform | None]:
         """Return the stored name of what Hugging Face calls `name`, and how to repair it."""
@@ -98,7 +112,8 @@ def read_model_config(path: Path) -> ModelConfig:
     """Return a model's facts without opening its weights where its config stands apart."""
     if is_saved(path):
         return read_saved_config(path)[0]
-    if not path.is_dir() or _lone_gguf(path) is not None:
+    pooled = (path / MODULES_NAME).is_file()
+    if pooled or not path.is_dir() or _lone_gguf(path) is not None:
         return open_checkpoint(path).config()
     raw = read_config_file(path)
     return read_config(family_for(raw.get("model_type"), raw.get("architectures")), raw)

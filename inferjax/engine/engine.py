@@ -24,6 +24,7 @@ from inferjax.engine.sizes import make_scheduler, make_sizes
 from inferjax.engine.stats import SequenceView, Stats
 from inferjax.engine.track import failed_completion, last_delta, make_track, view_of
 from inferjax.errors import EngineFull, InferjaxError, InvalidInput, InvalidSampling, ShapeError
+from inferjax.models.decoder import check_head
 from inferjax.params import Params
 from inferjax.sampling import SamplingParams
 
@@ -36,7 +37,8 @@ class Engine:
     A request's tokens and log-probabilities do not depend on what runs beside it: up to float32
     rounding, and bit for bit with `exec=Exec(exact=True)`. `programs` and `clock` are for tests.
 
-    Raises: UnsupportedConfig; OutOfPages when the cache does not fit.
+    Raises: UnsupportedConfig; UnsupportedModel for a checkpoint that predicts no tokens; OutOfPages
+      when the cache does not fit.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Engine:
         programs: Programs | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        check_head(model.config, "vocabulary")
         sizes = make_sizes(model, config, exec)
         self._model, self._config, self._exec = model, config, exec
         self._sizes, self._clock = sizes, clock

@@ -1,6 +1,6 @@
 """The one forward: every prefill, decode step, verification and score runs these layers."""
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -85,9 +85,9 @@ def unembed(
 
     Raises: UnsupportedModel for a model without a head over its vocabulary.
     """
-    _check_head(config, "vocabulary")
+    check_head(config, "vocabulary")
     head = params.embed if params.head is None else params.head
-    logits = linear(_project_out(params, hidden), head, "...D,VD->...V", dtype=jnp.float32)
+    logits = linear(project_out(params, hidden), head, "...D,VD->...V", dtype=jnp.float32)
     if config.logit_scale != 1.0:
         logits = logits * config.logit_scale
     if config.final_softcap is not None:
@@ -102,12 +102,12 @@ def label_logits(
 
     Raises: UnsupportedModel for a model without a head over labels.
     """
-    _check_head(config, "labels")
+    check_head(config, "labels")
     head: Any = params.labels
-    return linear(_project_out(params, hidden), head, "...D,CD->...C", dtype=jnp.float32)
+    return linear(project_out(params, hidden), head, "...D,CD->...C", dtype=jnp.float32)
 
 
-def _project_out(params: Params, hidden: Array) -> Array:
+def project_out(params: Params, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows E"]:
     """Lead back to the embedding's width where it differs from the model's."""
     if params.project_out is None:
         return hidden
@@ -121,7 +121,11 @@ _HEADS = {
 }
 
 
-def _check_head(config: ModelConfig, wanted: str) -> None:
+def check_head(config: ModelConfig, wanted: Literal["vocabulary", "labels"]) -> None:
+    """Refuse a checkpoint with another head than a function needs.
+
+    Raises: UnsupportedModel.
+    """
     if config.head != wanted:
         raise UnsupportedModel(
             f"the checkpoint has no head for {_HEADS[wanted].partition(':')[0]}",

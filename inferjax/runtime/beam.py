@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from inferjax.config import Exec, ModelConfig
 from inferjax.errors import InvalidInput
 from inferjax.kv.cache import KVCache, copy_pages, page_size_of
+from inferjax.models.decoder import check_head
 from inferjax.params import Params
 from inferjax.runtime.arguments import (
     as_lengths,
@@ -69,9 +70,10 @@ def beam_search(
     model's by default, () for none. Prompts are prefilled once and beams share full pages; only the
     page that is being written is copied. Memory: a cache for B * (S + W * max_new_tokens) tokens.
 
-    Raises: ShapeError, InvalidInput, RequestTooLong.
+    Raises: ShapeError, InvalidInput, RequestTooLong, UnsupportedModel.
     """
     check_kinds(params, config, exec)
+    check_head(config, "vocabulary")
     tokens = as_tokens(tokens)
     lengths = as_lengths(lengths, tokens)
     check_ids(tokens, lengths, config)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from inferjax.config import Exec, ModelConfig
 from inferjax.kv.cache import KVCache, copy_pages, page_size_of, row_tables
+from inferjax.models.decoder import check_head
 from inferjax.params import Params
 from inferjax.pytree import pytree
 from inferjax.runtime.arguments import (
@@ -71,9 +72,10 @@ def generate(
     prefilled once and its full pages are shared by all its samples. Memory: a cache for
     B * (S + num_samples * max_new_tokens) tokens lives inside the call.
 
-    Raises: ShapeError, InvalidInput, RequestTooLong, InvalidSampling.
+    Raises: ShapeError, InvalidInput, RequestTooLong, InvalidSampling, UnsupportedModel.
     """
     check_kinds(params, config, exec)
+    check_head(config, "vocabulary")
     tokens = as_tokens(tokens)
     lengths = as_lengths(lengths, tokens)
     check_ids(tokens, lengths, config)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from inferjax.config import Exec, ModelConfig
 from inferjax.kv.cache import KVCache, row_tables
 from inferjax.layers.context import Dense
-from inferjax.models.decoder import Taps, check_taps, run_layers
+from inferjax.models.decoder import Taps, check_head, check_taps, run_layers
 from inferjax.params import Params
 from inferjax.runtime.arguments import (
     as_lengths,
@@ -34,9 +34,10 @@ def forward(
     Positions beyond a row's length hold no meaning; from a traced id outside the vocabulary on they
     are NaN. Differentiable, except in exact mode.
 
-    Raises: ShapeError, InvalidInput, RequestTooLong.
+    Raises: ShapeError, InvalidInput, RequestTooLong, UnsupportedModel.
     """
-    tokens, lengths = _checked(params, config, tokens, lengths, exec)
+    tokens, lengths = checked(params, config, tokens, lengths, exec)
+    check_head(config, "vocabulary")
     return _forward(params, tokens, lengths, config=config, exec=exec)
 
 
@@ -50,9 +51,10 @@ def score(
     Differentiable with respect to params; in exact mode it takes the paged path, equals what
     generation reported bit for bit, and is not.
 
-    Raises: ShapeError, InvalidInput, RequestTooLong.
+    Raises: ShapeError, InvalidInput, RequestTooLong, UnsupportedModel.
     """
-    tokens, lengths = _checked(params, config, tokens, lengths, exec)
+    tokens, lengths = checked(params, config, tokens, lengths, exec)
+    check_head(config, "vocabulary")
     return _score(params, tokens, lengths, config=config, exec=exec)
 
 
@@ -71,11 +73,17 @@ def activations(
     """
     check_kinds(params, config, exec)
     taps = check_taps(taps, config)
-    tokens, lengths = _checked(params, config, tokens, lengths, exec)
+    tokens, lengths = checked(params, config, tokens, lengths, exec)
     return _activations(params, tokens, lengths, config=config, exec=exec, taps=taps)
 
 
-def _checked(params: Any, config: Any, tokens: Any, lengths: Any, exec: Any) -> tuple[Array, Array]:
+def checked(
+    params: Any, config: Any, tokens: Any, lengths: Any, exec: Any
+) -> tuple[Int[Array, "B S"], Int[Array, " B"]]:
+    """Return the tokens and lengths of whole sequences, after every check that needs no trace.
+
+    Raises: ShapeError, InvalidInput, RequestTooLong.
+    """
     check_kinds(params, config, exec)
     tokens = as_tokens(tokens)
     lengths = as_lengths(lengths, tokens)
@@ -87,8 +95,8 @@ def _checked(params: Any, config: Any, tokens: Any, lengths: Any, exec: Any) -> 
 @jax.jit(static_argnames=("config", "exec"))
 @automatic(lambda _, tokens, *__: rows_like(tokens))
 def _forward(params: Params, tokens: Array, lengths: Array, *, config: ModelConfig, exec: Exec):
-    hidden, _ = _hidden(params, config, tokens, lengths, exec)
-    hidden = jnp.where(_good_so_far(config, tokens, lengths)[:, :, None], hidden, jnp.nan)
+    hidden, _ = final_hidden(params, config, tokens, lengths, exec)
+    hidden = jnp.where(good_so_far(config, tokens, lengths)[:, :, None], hidden, jnp.nan)
     flat = hidden.reshape(-1, hidden.shape[-1])
     logits = logits_of(params, config, flat, exec)
     return logits.reshape(*tokens.shape, -1)
@@ -97,22 +105,22 @@ def _forward(params: Params, tokens: Array, lengths: Array, *, config: ModelConf
 @jax.jit(static_argnames=("config", "exec", "taps"))
 @automatic(lambda _, tokens, *__: rows_like(tokens))
 def _activations(params, tokens, lengths, *, config, exec, taps):
-    good = _good_so_far(config, tokens, lengths)[:, :, None]
-    seen = _hidden(params, config, tokens, lengths, exec, taps)[1]
+    good = good_so_far(config, tokens, lengths)[:, :, None]
+    seen = final_hidden(params, config, tokens, lengths, exec, taps)[1]
     return {name: jnp.where(good, x, jnp.nan) for name, x in seen.items()}
 
 
 @jax.jit(static_argnames=("config", "exec"))
 @automatic(lambda _, tokens, *__: rows_like(tokens))
 def _score(params: Params, tokens: Array, lengths: Array, *, config: ModelConfig, exec: Exec):
-    hidden, _ = _hidden(params, config, tokens, lengths, exec)
+    hidden, _ = final_hidden(params, config, tokens, lengths, exec)
     values = next_logprobs(params, config, hidden, tokens, exec)
-    values = jnp.where(_good_so_far(config, tokens, lengths)[:, 1:], values, jnp.nan)
+    values = jnp.where(good_so_far(config, tokens, lengths)[:, 1:], values, jnp.nan)
     known = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
     return jnp.where(known, values, 0.0)
 
 
-def _good_so_far(
+def good_so_far(
     config: ModelConfig, tokens: Int[Array, "B S"], lengths: Int[Array, " B"]
 ) -> Bool[Array, "B S"]:
     """Return where no token of the row, up to here, is outside the vocabulary."""
@@ -160,7 +168,7 @@ def map_chunks(function: Callable[[Any], Any], rows: Any, chunk: int) -> Any:
     )
 
 
-def _hidden(
+def final_hidden(
     params: Params,
     config: ModelConfig,
     tokens: Int[Array, "B S"],
@@ -168,6 +176,7 @@ def _hidden(
     exec: Exec,
     taps: tuple[str, ...] = (),
 ) -> tuple[Float[Array, "B S D"], Taps]:
+    """Run whole sequences: at once without a cache, or token by token through one in exact mode."""
     if exec.exact:
         cache, tables = scratch_cache(params, config, tokens.shape, exec)
         inputs = make_inputs(tokens, lengths=lengths, block_tables=tables)
