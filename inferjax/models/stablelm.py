@@ -33,6 +33,7 @@ def _config(reader: ConfigReader) -> ModelConfig:
     norm = read_norm(reader, "layer_norm_eps", 1e-5, kind="layer", bias=True)
     attention = read_attention(
         reader,
+        kv_heads=32,
         rotated=0.25,
         qkv_bias=reader.flag("use_qkv_bias", False),
         qk_norm=read_norm(reader, "layer_norm_eps", 1e-5, kind="layer")

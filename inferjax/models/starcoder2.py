@@ -22,7 +22,7 @@ def _config(reader: ConfigReader) -> ModelConfig:
     norm = read_norm(reader, "norm_epsilon", 1e-5, kind="layer", bias=True)
     layer = LayerSpec(
         attention=read_attention(
-            reader, window=read_window(reader), qkv_bias=biased, out_bias=biased
+            reader, kv_heads=2, window=read_window(reader), qkv_bias=biased, out_bias=biased
         ),
         ffn=read_mlp(reader, default="gelu_pytorch_tanh", gated=False, bias=biased),
         norm=norm,
