@@ -23,7 +23,7 @@ def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
         raise CheckpointError(
             f"{path} exists already",
             why="a checkpoint is never overwritten by accident",
-            fix="choose another folder, or say overwrite=True",
+            fix="choose another folder, or say overwrite=True (--overwrite)",
         )
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file", why="a checkpoint is saved as a folder")

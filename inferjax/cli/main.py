@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": ("inferjax.cli.generate", "answer or continue a prompt"),
     "chat": ("inferjax.cli.chat", "talk with a model"),
     "models": ("inferjax.cli.models", "list the catalog, or describe one checkpoint"),
+    "convert": ("inferjax.cli.convert", "write a checkpoint in another format"),
     "bench": ("inferjax.cli.bench", "measure speed beside the limits of this machine"),
 }
 

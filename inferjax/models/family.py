@@ -39,7 +39,8 @@ class Family:
 
     `weights` returns `Params` whose leaves are `Source`, with the vocabulary's head. `base_prefix`
     starts the names of all tensors but the head's; a checkpoint saved from the bare model lacks it.
-    `skips` tells which tensors of a checkpoint are rightly left unread. From a causal architecture
+    `in_first` marks linear weights that are stored [in, out]. `skips` tells which tensors of a
+    checkpoint are rightly left unread. From a causal architecture
     ("LlamaForCausalLM") follow the names of its classifier and of its bare model.
     """
 
@@ -50,6 +51,7 @@ class Family:
     weights: Callable[[ModelConfig], Params]
     ignored_keys: frozenset[str] = frozenset()
     base_prefix: str = "model."
+    in_first: bool = False
     skips: Callable[[str, ModelConfig], bool] = lambda _name, _config: False
     gguf: GgufFormat | None = None
 

@@ -112,6 +112,7 @@ FAMILY = Family(
     config=_config,
     weights=_weights,
     base_prefix="transformer.",
+    in_first=True,
     # Dropout, and the head that summarises a sequence for classification.
     ignored_keys=frozenset(
         {

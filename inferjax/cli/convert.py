@@ -1,0 +1,87 @@
+"""`inferjax convert`: a checkpoint of any format, written as Orbax or safetensors."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from inferjax.cli.setup import EXIT_OK, cache_folder, show_progress
+from inferjax.errors import InvalidInput
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.add_argument("source", help="a folder, a .gguf or .safetensors file, or a model's name")
+    parser.add_argument("destination", type=Path, help="the folder to write")
+    parser.add_argument(
+        "--format",
+        choices=("safetensors", "orbax"),
+        default="safetensors",
+        help="safetensors is what Hugging Face tools load (the default), orbax what JAX tools do",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="dtype of the written weights (default: the checkpoint's)",
+    )
+    parser.add_argument(
+        "--shard-bytes", default="5GB", metavar="N", help="largest file, such as 500MB or 5GB"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing folder")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load the source and save it."""
+    from inferjax.checkpoint.load import config_only, load
+    from inferjax.checkpoint.save import save
+
+    began, shard_bytes = time.perf_counter(), parse_size(args.shard_bytes)
+    progress = show_progress(quiet=args.json)
+    # On a CPU `load` would widen to float32 by itself, which is for computing.
+    dtype = args.dtype or config_only(args.source, cache_dir=cache_folder()).dtype
+    model = load(args.source, dtype=dtype, progress=progress, cache_dir=cache_folder())
+    path = save(
+        model,
+        args.destination,
+        format=args.format,
+        overwrite=args.overwrite,
+        shard_bytes=shard_bytes,
+        progress=progress,
+    )
+    report = _report(path, args.format, dtype, time.perf_counter() - began)
+    print(json.dumps(report) if args.json else _sentence(report))
+    return EXIT_OK
+
+
+def _report(path: Path, form: str, dtype: str, seconds: float) -> dict[str, Any]:
+    files = [file for file in path.rglob("*") if file.is_file()]
+    return {
+        "path": str(path),
+        "format": form,
+        "dtype": dtype,
+        "num_files": len(files),
+        "num_bytes": sum(file.stat().st_size for file in files),
+        "seconds": round(seconds, 2),
+    }
+
+
+def _sentence(report: dict[str, Any]) -> str:
+    return (
+        f"{report['path']}: {report['format']}, {report['dtype']}, {report['num_files']} files, "
+        f"{report['num_bytes'] / 1e6:,.1f} MB, written in {report['seconds']:.1f} s"
+    )
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as "500MB".
+
+    Raises: InvalidInput for anything else.
+    """
+    units = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+    number = text.rstrip("kKmMgGbB")
+    unit = text[len(number) :].lower()
+    if unit not in units or not number.isdecimal() or not int(number[:12]):
+        raise InvalidInput(f"{text[:40]!r} is no size", fix="give one like 500MB or 5GB")
+    return int(number[:12]) * units[unit]

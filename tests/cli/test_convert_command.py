@@ -1,0 +1,61 @@
+import json
+
+import jax
+import numpy as np
+import pytest
+from tiny_models import TINY, tiny_model
+
+import inferjax as ij
+from inferjax.cli import main as cli
+from inferjax.cli.convert import parse_size
+from inferjax.errors import InvalidInput
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("INFERJAX_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("form", ["orbax", "safetensors"])
+def test_convert_keeps_the_stored_dtype_and_values(tmp_path, capsys, form):
+    target = tmp_path / "out"
+    words = ["convert", str(TINY / "llama"), str(target), "--format", form, "--json"]
+    assert cli.main(words) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["dtype"], report["format"], report["path"]) == ("bfloat16", form, str(target))
+    assert report["num_bytes"] == sum(f.stat().st_size for f in target.rglob("*") if f.is_file())
+    again = ij.load(target)
+    jax.tree.map(np.testing.assert_array_equal, again.params, tiny_model("llama").params)
+    assert ij.load(target, dtype="bfloat16").params.embed.dtype == "bfloat16"
+
+
+def test_convert_writes_several_files_and_another_dtype(tmp_path, capsys):
+    target = tmp_path / "out"
+    words = ["convert", str(TINY / "qwen3"), str(target), "--shard-bytes", "200kb"]
+    assert cli.main([*words, "--dtype", "float32"]) == 0
+    assert "float32" in capsys.readouterr().out
+    files = sorted(target.glob("*.safetensors"))
+    assert len(files) > 2
+    largest = max(leaf.nbytes for leaf in jax.tree.leaves(tiny_model("qwen3").params))
+    assert max(file.stat().st_size for file in files) < max(200_000, largest) + 10_000
+    jax.tree.map(np.testing.assert_array_equal, ij.load(target).params, tiny_model("qwen3").params)
+
+
+def test_convert_refuses_to_overwrite_unless_told(tmp_path, capsys):
+    words = ["convert", str(TINY / "llama"), str(tmp_path / "out")]
+    assert cli.main(words) == 0
+    assert cli.main(words) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert cli.main([*words, "--overwrite"]) == 0
+
+
+def test_sizes():
+    assert [parse_size(text) for text in ("5GB", "500mb", "7kB", "12")] == [
+        5 * 10**9,
+        5 * 10**8,
+        7000,
+        12,
+    ]
+    for text in ("", "5TB", "-1", "1.5", "0", "GB", "1 GB", "nan"):
+        with pytest.raises(InvalidInput):
+            parse_size(text)
