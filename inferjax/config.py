@@ -193,12 +193,30 @@ class CacheGroup:
     window: int | None = None
 
 
+POOLING_KINDS = ("last", "mean", "first")
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pooling:
-    """How an embedding model turns the hidden states of a text into one vector."""
+    """How an embedding model turns the hidden states of a text into one vector.
+
+    Raises: UnsupportedConfig for another kind.
+    """
+
+    # As in `Exec`: the check below is the one that callers see.
+    __no_type_check__: ClassVar[bool] = True
 
     kind: Literal["last", "mean", "first"] = "last"
     normalize: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a kind that does not exist."""
+        if self.kind not in POOLING_KINDS or not isinstance(self.normalize, bool):
+            raise UnsupportedConfig(
+                f"Pooling(kind={self.kind!r}, normalize={self.normalize!r})",
+                why=f"the kinds are {', '.join(POOLING_KINDS)}, and normalize is True or False",
+                fix='use Pooling(kind="mean", normalize=True), for example',
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """One result for each text: vectors of embedding models, label logits of classifiers."""
 
 from collections.abc import Callable
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,6 @@ from inferjax.runtime.passes import last_rows
 from inferjax.runtime.score import checked, final_hidden, good_so_far
 from inferjax.runtime.tiles import map_tiles
 from inferjax.sharding import automatic, rows_like
-
-_KINDS = get_args(get_type_hints(Pooling)["kind"])
 
 
 def embed(
@@ -43,7 +41,14 @@ def embed(
     Raises: ShapeError, InvalidInput, RequestTooLong.
     """
     tokens, lengths = checked(params, config, tokens, lengths, exec)
-    pooling = _checked_pooling(pooling or config.pooling or Pooling())
+    if pooling is None:
+        pooling = config.pooling or Pooling()
+    if not isinstance(pooling, Pooling):
+        raise InvalidInput(
+            f"pooling={pooling!r}",
+            why="it must be a Pooling",
+            fix='pass Pooling(kind="mean", normalize=True), for example',
+        )
     return _embed(params, tokens, lengths, config=config, pooling=pooling, exec=exec)
 
 
@@ -65,16 +70,6 @@ def classify(
     return _classify(params, tokens, lengths, config=config, exec=exec)
 
 
-def _checked_pooling(pooling: Any) -> Pooling:
-    if not isinstance(pooling, Pooling) or pooling.kind not in _KINDS:
-        raise InvalidInput(
-            f"pooling={pooling!r}",
-            why=f"the kinds of Pooling are {', '.join(_KINDS)}",
-            fix='pass Pooling(kind="mean", normalize=True), for example',
-        )
-    return pooling
-
-
 @jax.jit(static_argnames=("config", "pooling", "exec"))
 @automatic(lambda _, tokens, *__: rows_like(tokens))
 def _embed(
@@ -87,10 +82,12 @@ def _embed(
     exec: Exec,
 ) -> Array:
     hidden, _ = final_hidden(params, config, tokens, lengths, exec)
-    states = _pool(hidden, lengths, pooling, exec).astype(jnp.float32)
+    states = _pool(hidden, lengths, pooling, exec)
 
     def finish(rows: Array) -> Array:
-        vectors = project_out(params, rows)
+        if params.project_out is not None:
+            rows = project_out(params, rows.astype(hidden.dtype))
+        vectors = rows.astype(jnp.float32)
         return _unit(vectors) if pooling.normalize else vectors
 
     vectors = _by_rows(finish, states, exec)
@@ -126,13 +123,14 @@ def _mean(
     """Average the states of a row's own tokens in float32."""
     own = jnp.arange(hidden.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
     values = jnp.where(own[:, :, None], hidden.astype(jnp.float32), 0.0)
+    count = lengths[:, None].astype(jnp.float32)
     if not exec.exact:
-        return values.sum(axis=1) / lengths[:, None]
+        return values.sum(axis=1) / count
     # One after the other: the order in which XLA sums follows the width of the batch.
     total = lax.fori_loop(
         0, values.shape[1], lambda i, total: total + values[:, i], jnp.zeros_like(values[:, 0])
     )
-    return total / lengths[:, None]
+    return total / count
 
 
 def _unit(vectors: Float[Array, "R D"]) -> Float[Array, "R D"]:
