@@ -85,7 +85,9 @@ FAMILY = Family(
     config=_config,
     weights=_weights,
     base_prefix="gpt_neox.",
-    # Dropout of a token classifier.
-    ignored_keys=frozenset({"classifier_dropout"}),
+    # Dropout, under three more names.
+    ignored_keys=frozenset(
+        {"attention_probs_dropout_prob", "classifier_dropout", "hidden_dropout_prob"}
+    ),
     skips=lambda name, _config: _MASK.fullmatch(name) is not None,
 )

@@ -35,6 +35,14 @@ VARIANTS = [
     ("opt", {"layer_norm_elementwise_affine": False}),
     ("opt", {"do_layer_norm_before": False, "layer_norm_elementwise_affine": False}),
     ("opt", {"_remove_final_layer_norm": True}),
+    ("gemma", {"attention_bias": True, "tie_word_embeddings": False, "num_key_value_heads": 1}),
+    ("gemma2", {"attention_bias": True, "tie_word_embeddings": False}),
+    ("phi3", {"num_key_value_heads": 1, "head_dim": 10, "tie_word_embeddings": True}),
+    ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    ("olmo2", {"attention_bias": True, "num_key_value_heads": 4, "head_dim": 10}),
+    ("olmo3", {"attention_bias": True, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+    ("gpt_neox", {"attention_bias": False, "tie_word_embeddings": True}),
+    ("glm4", {"attention_bias": True, "partial_rotary_factor": 0.25, "num_key_value_heads": 1}),
 ]
 
 # Split over two leaves; the rows of OPT's table that only padding used are left behind.
