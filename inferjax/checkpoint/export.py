@@ -12,6 +12,7 @@ import tqdm
 from jaxtyping import Array, Shaped
 from safetensors.numpy import save_file
 
+from inferjax.checkpoint.pooling import write_pooling
 from inferjax.config import ModelConfig
 from inferjax.models.family import Family
 from inferjax.models.registry import family_named
@@ -33,7 +34,7 @@ def write_safetensors(
     shard_bytes: int = SHARD_BYTES,
     progress: bool = False,
 ) -> None:
-    """Write config.json and the weights, in as many files as `shard_bytes` asks for.
+    """Write config.json, the weights in as many files as `shard_bytes` asks for, and the pooling.
 
     One file's tensors are in memory at a time. Weights keep their dtype and get the names and the
     layout of Hugging Face.
@@ -53,6 +54,7 @@ def write_safetensors(
     _name_parts(folder, places, sum(sizes), len(sizes))
     text = json.dumps(_exported_config(config, raw, params), indent=2, sort_keys=True)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    write_pooling(folder, config)
 
 
 def _shards(
@@ -106,6 +108,7 @@ def _exported_config(config: ModelConfig, raw: Mapping[str, Any], params: Params
 
 
 def _architecture(config: ModelConfig, family: Family) -> str:
-    causal = family.architectures[0]
-    stem = causal.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
-    return causal if config.head == "vocabulary" else stem + _SUFFIX[config.head]
+    if config.head == "vocabulary":
+        return family.architectures[0]
+    stem = family.architectures[-1].removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    return stem + _SUFFIX[config.head]

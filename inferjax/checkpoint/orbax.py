@@ -47,6 +47,7 @@ def write_orbax(folder: Path, config: ModelConfig, raw: Mapping[str, Any], param
         "family": config.family,
         "dtype": params.embed.dtype.name,
         "max_context": config.max_context,
+        "head": config.head,
         "pooling": config.pooling and dataclasses.asdict(config.pooling),
         "config": dict(raw),
         "files": {name: _fingerprint(folder / name) for name in _files(folder)},
@@ -67,7 +68,11 @@ def read_saved_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
         config = read_config(family, record["config"])
         pooling = record["pooling"] and Pooling(**record["pooling"])
         config = dataclasses.replace(
-            config, dtype=record["dtype"], max_context=record["max_context"], pooling=pooling
+            config,
+            dtype=record["dtype"],
+            max_context=record["max_context"],
+            head=record["head"],
+            pooling=pooling,
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise _damaged(folder, f"{error!r}"[:200]) from error

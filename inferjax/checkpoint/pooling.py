@@ -1,5 +1,6 @@
-"""Reads how a sentence-transformers folder turns hidden states into one vector for a text."""
+"""How a sentence-transformers folder says that hidden states become one vector for a text."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,34 @@ def read_pooling(folder: Path, config: ModelConfig) -> Pooling | None:
         _check_normalize(folder / modules[2][1])
     kind = _read_kind(folder / modules[1][1], config.embed_dim or config.model_dim)
     return Pooling(kind=kind, normalize=normalize)
+
+
+def write_pooling(folder: Path, config: ModelConfig) -> None:
+    """Write what `read_pooling` reads; nothing for a model without pooling."""
+    pooling = config.pooling
+    if pooling is None:
+        return
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if pooling.normalize else [])]
+    modules = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{kind}" if i else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for i, kind in enumerate(kinds)
+    ]
+    mode = next(mode for mode, kind in _SUPPORTED.items() if kind == pooling.kind)
+    width = config.embed_dim or config.model_dim
+    flags = {key: named == mode for key, named in _FLAGS.items()}
+    _write(folder / MODULES_NAME, modules)
+    for entry in modules[1:]:
+        (folder / entry["path"]).mkdir()
+    _write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **flags})
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _read_modules(folder: Path) -> list[tuple[str, str]]:

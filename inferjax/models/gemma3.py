@@ -3,12 +3,10 @@
 import functools
 import math
 
-from inferjax.config import MLP, Attention, LayerSpec, ModelConfig, Norm, assign_groups
+from inferjax.config import Attention, LayerSpec, ModelConfig, assign_groups
 from inferjax.models.family import Family
 from inferjax.models.gemma3_gguf import GEMMA3_GGUF
 from inferjax.models.hf import (
-    ACTIVATIONS,
-    MAX_CONTEXT,
     MAX_LAYERS,
     ConfigReader,
     read_context,
@@ -18,6 +16,7 @@ from inferjax.models.hf import (
     read_token_ids,
 )
 from inferjax.models.rope_config import read_layer_ropes
+from inferjax.models.settings import read_mlp, read_norm, read_window
 from inferjax.models.sources import SANDWICH_NORMS, decoder, decoder_layer
 from inferjax.params import Params
 
@@ -26,7 +25,7 @@ def _config(reader: ConfigReader) -> ModelConfig:
     dim, vocab = reader.integer("hidden_size"), reader.integer("vocab_size", 262_208)
     num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
     declared = read_context(reader)
-    heads, kv_heads, head_dim = read_heads(reader, dim)
+    heads, kv_heads, head_dim = read_heads(reader, dim, kv_heads=4, head_dim=256)
     full, sliding = read_layer_ropes(
         reader,
         dim=head_dim,
@@ -34,15 +33,16 @@ def _config(reader: ConfigReader) -> ModelConfig:
         theta=reader.number("rope_theta", 1_000_000.0, low=1.001),
         local_theta=reader.number("rope_local_base_freq", 10_000.0, low=1.001),
     )
-    unlimited = reader.given("sliding_window", 4096) is None
-    window = None if unlimited else reader.integer("sliding_window", 4096, high=MAX_CONTEXT)
+    window = read_window(reader, 4096)
     reader.expect("use_bidirectional_attention", False)
     # Hugging Face's Gemma 3 reads this key and never applies it: the trained models have none.
     reader.number("attn_logit_softcapping", None)
-    rms = Norm(eps=reader.number("rms_norm_eps", 1e-6, high=1.0), unit_offset=True)
+    rms = read_norm(reader, unit_offset=True)
+    mlp = read_mlp(reader, "hidden_activation", "gelu_pytorch_tanh")
+    scale = reader.positive("query_pre_attn_scalar", 256.0) ** -0.5
     biased = reader.flag("attention_bias", False)
 
-    def layer(*, slides: bool, mlp: MLP, scale: float) -> LayerSpec:
+    def layer(slides: bool) -> LayerSpec:
         attention = Attention(
             num_q_heads=heads,
             num_kv_heads=kv_heads,
@@ -56,20 +56,14 @@ def _config(reader: ConfigReader) -> ModelConfig:
         )
         return LayerSpec(attention=attention, ffn=mlp, norm=rms, norm_out=True)
 
-    mlp = MLP(
-        ffn_dim=reader.integer("intermediate_size"),
-        activation=reader.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"),
-    )
-    scale = reader.positive("query_pre_attn_scalar", 256.0) ** -0.5
     pattern = reader.integer("sliding_window_pattern", 6, high=MAX_LAYERS)
     pattern = reader.integer("_sliding_window_pattern", pattern, high=MAX_LAYERS)
-    kinds = read_layer_types(reader, num_layers, pattern)
     return ModelConfig(
         family="gemma3_text",
         vocab_size=vocab,
         model_dim=dim,
         max_context=full.max_context,
-        layers=assign_groups(tuple(layer(slides=s, mlp=mlp, scale=scale) for s in kinds)),
+        layers=assign_groups(tuple(map(layer, read_layer_types(reader, num_layers, pattern)))),
         final_norm=rms,
         tied=reader.flag("tie_word_embeddings", True),
         dtype=read_dtype(reader),
@@ -86,7 +80,8 @@ def _weights(config: ModelConfig) -> Params:
 FAMILY = Family(
     name="gemma3_text",
     model_types=("gemma3_text",),
-    architectures=("Gemma3ForCausalLM",),
+    # The second is a name that only its classifier and its bare model derive from.
+    architectures=("Gemma3ForCausalLM", "Gemma3TextForCausalLM"),
     config=_config,
     weights=_weights,
     gguf=GEMMA3_GGUF,

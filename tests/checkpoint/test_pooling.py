@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 import inferjax as ij
@@ -177,6 +179,17 @@ def test_an_embedding_model_keeps_the_head_it_has(tiny, tmp_path):
     config = config_only(tmp_path)
     assert (config.head, config.pooling) == ("vocabulary", ij.Pooling(kind="mean"))
     assert ij.load(tmp_path / "model.safetensors").config.pooling == config.pooling
+
+
+@pytest.mark.parametrize("format", ["orbax", "safetensors"])
+@pytest.mark.parametrize(
+    "name", ["qwen3_embedding", "llama_embedding", "llama_classifier", "qwen3_reranker"]
+)
+def test_head_and_pooling_are_saved(tiny, tmp_path, name, format):
+    model = ij.load(tiny / name)
+    again = ij.load(ij.save(model, tmp_path / "saved", format=format))
+    assert again.config == model.config
+    jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
 
 
 def test_without_modules_a_missing_head_is_an_error(tiny, tmp_path):
