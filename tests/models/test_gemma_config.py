@@ -40,8 +40,9 @@ def test_absent_heads_are_those_of_hugging_face():
     absent = ("head_dim", "num_key_value_heads")
     heads = attention_of(read_changed("gemma", drop=absent, num_attention_heads=16))
     assert (heads.num_kv_heads, heads.head_dim, heads.scale) == (16, 256, 1 / 16)
-    heads = attention_of(read_changed("gemma2", drop=(*absent, "query_pre_attn_scalar")))
-    assert (heads.num_kv_heads, heads.head_dim, heads.scale) == (4, 256, 1 / 16)
+    for name in ("gemma2", "gemma3_text"):
+        heads = attention_of(read_changed(name, drop=(*absent, "query_pre_attn_scalar")))
+        assert (heads.num_kv_heads, heads.head_dim, heads.scale) == (4, 256, 1 / 16)
 
 
 def test_gemma_scales_embeddings_and_stores_norms_minus_one():
