@@ -23,7 +23,17 @@ def _generators() -> list[str]:
     )
 
 
+def _one_each(folders: list[str]) -> list[str]:
+    """Return the first folder of every model type, without its variants."""
+    chosen: dict[str, str] = {}
+    for folder in folders:
+        raw = json.loads((TINY / folder / "config.json").read_text())
+        chosen.setdefault(raw["model_type"], folder)
+    return list(chosen.values())
+
+
 FAMILIES = _generators()
+ONE_EACH = _one_each(FAMILIES)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import FAMILIES, TINY, tiny_model
+from tiny_models import ONE_EACH, TINY, tiny_model
 from tokenizer_vocabularies import byte_level_metadata
 
 import inferjax as ij
@@ -28,7 +28,7 @@ def assert_equal_models(ours: ij.Model, other: ij.Model) -> None:
 
 
 @pytest.mark.parametrize("format", ["orbax", "safetensors"])
-@pytest.mark.parametrize("folder", FAMILIES)
+@pytest.mark.parametrize("folder", ONE_EACH)
 def test_a_saved_model_comes_back(folder, format, tmp_path):
     model = tiny_model(folder)
     path = ij.save(model, tmp_path / "saved", format=format, shard_bytes=200_000)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from tiny_models import FAMILIES, expected, tiny_model
+from tiny_models import ONE_EACH, expected, tiny_model
 from tolerances import LOGITS_F32, PARITY_LOGITS_F32
 
 import inferjax as ij
@@ -60,7 +60,7 @@ def test_weights_come_back_from_the_module(folder):
     )
 
 
-@pytest.mark.parametrize("folder", FAMILIES)
+@pytest.mark.parametrize("folder", ONE_EACH)
 def test_weights_of_every_family_come_from_named_parameters(folder):
     model = tiny_model(folder)
     module = Named(tensors_from_params(model.config, model.params), folder == "gpt2")
