@@ -19,8 +19,12 @@ from inferjax.checkpoint.safetensors import open_safetensors
 from inferjax.checkpoint.tensor_file import TensorFile
 from inferjax.config import ModelConfig
 from inferjax.errors import CheckpointError
-from inferjax.models.family import Family, GgufFormat, Transform, model_sources, read_config
+from inferjax.models.family import Family, model_sources, read_config
+from inferjax.models.gguf_config import hf_config
+from inferjax.models.gguf_format import GgufFormat, Transform
+from inferjax.models.gguf_tensors import find_tensor
 from inferjax.models.registry import family_for, gguf_family_for
+from inferjax.models.sources import Tensor
 
 CONFIG_NAME = "config.json"
 
@@ -58,7 +62,8 @@ class Checkpoint:
     def stored(self, name: str, config: ModelConfig) -> tuple[str, Transform | None]:
         """Return the stored name of what Hugging Face calls `name`, and how to repair it."""
         if self.gguf is not None:
-            return self.gguf.tensor(name, config) or (name, None)
+            found = find_tensor(self.gguf, Tensor(name, ()), config, self.file.entries)
+            return found.parts[0].name, found.build
         prefix = self.family.base_prefix
         if any(entry.startswith(prefix) for entry in self.file.entries):
             return name, None
@@ -143,6 +148,6 @@ def _lone_gguf(path: Path) -> Path | None:
 
 def _open_gguf(path: Path) -> Checkpoint:
     file = open_gguf(path)
-    family, gguf = gguf_family_for(file.metadata.get("general.architecture"))
-    raw = gguf.config(file.metadata, file.entries.keys(), file.read)
+    family, gguf = gguf_family_for(file.metadata)
+    raw = hf_config(gguf, family.model_types[0], file.metadata, file.entries.keys(), file.read)
     return Checkpoint(path=path, file=file, family=family, raw=raw, gguf=gguf)

@@ -3,6 +3,7 @@
 import functools
 
 from inferjax.config import LayerSpec, ModelConfig
+from inferjax.models.cohere_gguf import COHERE_GGUF
 from inferjax.models.family import Family
 from inferjax.models.hf import ConfigReader
 from inferjax.models.settings import (
@@ -60,4 +61,5 @@ FAMILY = Family(
     weights=_weights,
     # A limit of the tokenizer's; the model's context is max_position_embeddings.
     ignored_keys=frozenset({"model_max_length"}),
+    gguf=COHERE_GGUF,
 )

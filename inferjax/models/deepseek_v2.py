@@ -8,6 +8,7 @@ from inferjax.models.deepseek_config import (
     read_latent_attention,
     read_routed_and_shared,
 )
+from inferjax.models.deepseek_gguf import DEEPSEEK_V2_GGUF
 from inferjax.models.deepseek_weights import weights
 from inferjax.models.family import Family
 from inferjax.models.hf import MAX_EXPERTS, MAX_LAYERS, ConfigReader
@@ -67,4 +68,5 @@ FAMILY = Family(
     config=_config,
     weights=weights,
     ignored_keys=TRAINING_KEYS,
+    gguf=DEEPSEEK_V2_GGUF,
 )

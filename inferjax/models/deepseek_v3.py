@@ -8,6 +8,7 @@ from inferjax.models.deepseek_config import (
     read_latent_attention,
     read_routed_and_shared,
 )
+from inferjax.models.deepseek_gguf import DEEPSEEK_V3_GGUF
 from inferjax.models.deepseek_weights import weights
 from inferjax.models.family import Family
 from inferjax.models.hf import MAX_LAYERS, ConfigReader
@@ -66,4 +67,5 @@ FAMILY = Family(
     weights=weights,
     ignored_keys=TRAINING_KEYS,
     skips=_skips,
+    gguf=DEEPSEEK_V3_GGUF,
 )

@@ -2,35 +2,16 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-from jaxtyping import Shaped
-
 from inferjax.config import ModelConfig
+from inferjax.models.gguf_format import GgufFormat
+from inferjax.models.gguf_format import Transform as Transform
 from inferjax.models.hf import ConfigReader, read_common, read_labels
 from inferjax.models.ignored_keys import IGNORED_KEYS
 from inferjax.models.sources import plain
 from inferjax.params import Params
-
-Transform = Callable[[Shaped[np.ndarray, "..."]], Shaped[np.ndarray, "..."]]
-ReadTensor = Callable[[str], Shaped[np.ndarray, "..."]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GgufFormat:
-    """How a family looks in a GGUF file.
-
-    `config` turns the metadata (and the few tensors that are settings) into a Hugging Face config,
-    so that one reader serves both. `tensor` maps a Hugging Face name to the stored name and what
-    undoes the converter's change of the values; None says that the format has no such tensor.
-    """
-
-    architecture: str
-    config: Callable[[Mapping[str, object], Collection[str], ReadTensor], dict[str, Any]]
-    tensor: Callable[[str, ModelConfig], tuple[str, Transform | None] | None]
-    ignored_tensors: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

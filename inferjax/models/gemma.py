@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from inferjax.config import MLP, Activation, LayerSpec, ModelConfig
 from inferjax.models.family import Family
+from inferjax.models.gemma_gguf import GEMMA_GGUF
 from inferjax.models.hf import ACTIVATIONS, ConfigReader
 from inferjax.models.settings import (
     read_attention,
@@ -62,4 +63,5 @@ FAMILY = Family(
     architectures=("GemmaForCausalLM",),
     config=_config,
     weights=_weights,
+    gguf=GEMMA_GGUF,
 )

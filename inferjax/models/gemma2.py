@@ -7,6 +7,7 @@ import math
 from inferjax.config import LayerSpec, ModelConfig
 from inferjax.models.family import Family
 from inferjax.models.gemma import expect_activation
+from inferjax.models.gemma_gguf import GEMMA2_GGUF
 from inferjax.models.hf import ConfigReader, read_layer_types
 from inferjax.models.settings import (
     read_attention,
@@ -70,4 +71,5 @@ FAMILY = Family(
     architectures=("Gemma2ForCausalLM",),
     config=_config,
     weights=_weights,
+    gguf=GEMMA2_GGUF,
 )

@@ -5,7 +5,7 @@ import math
 
 from inferjax.config import Attention, LayerSpec, ModelConfig, assign_groups
 from inferjax.models.family import Family
-from inferjax.models.gemma3_gguf import GEMMA3_GGUF
+from inferjax.models.gemma_gguf import GEMMA3_GGUF
 from inferjax.models.hf import (
     MAX_LAYERS,
     ConfigReader,

@@ -1,104 +1,133 @@
-"""What all families share in reading GGUF: metadata as a Hugging Face config, and tensor names."""
+"""Reads GGUF metadata strictly, as a Hugging Face config: a key is used, or an error naming it."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from inferjax.errors import UnsupportedConfig
-from inferjax.models.hf import ConfigReader
+import numpy as np
 
-# Hugging Face's name of a layer's part -> the name it has in every GGUF file.
-LAYER_PARTS = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-}
-TOP_PARTS = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-}
+from inferjax.errors import UnsupportedConfig
+from inferjax.models.gguf_format import Facts, GgufFormat, ReadTensor, Setting
+from inferjax.models.gguf_rope import read_rope_keys
+from inferjax.models.hf import MAX_CONTEXT, ConfigReader
+
 # general.file_type of the formats that are not quantized; the rest is dequantized to 8 good bits.
 _FILE_DTYPES = {0: "float32", 1: "float16", 32: "bfloat16"}
+# Keys that may list a number for every layer.
+_PER_LAYER = (
+    "attention.head_count",
+    "attention.head_count_kv",
+    "feed_forward_length",
+    "expert_feed_forward_length",
+    "expert_used_count",
+)
 
 
-def gguf_name(name: str, layer_parts: Mapping[str, str]) -> str | None:
-    """Return the GGUF name of a Hugging Face tensor, or None if the format has none."""
-    part, _, leaf = name.rpartition(".")
-    if part in TOP_PARTS:
-        return f"{TOP_PARTS[part]}.{leaf}"
-    if not part.startswith("model.layers."):
-        return None
-    index, _, part = part.removeprefix("model.layers.").partition(".")
-    return f"blk.{index}.{layer_parts[part]}.{leaf}" if part in layer_parts else None
+def hf_config(
+    gguf: GgufFormat,
+    model_type: str,
+    metadata: Mapping[str, object],
+    names: Collection[str],
+    read: ReadTensor,
+) -> dict[str, Any]:
+    """Return the Hugging Face config that says what a file's metadata and its setting tensors say.
+
+    Raises: UnsupportedConfig for a key that is missing, unknown, out of range, or contradicted.
+    """
+    reader = metadata_reader(metadata, gguf.architecture)
+    facts = Facts(reader, names, read)
+    config = {**_read_common(facts, metadata), **_read_settings(reader, (gguf.eps, *gguf.settings))}
+    dim = config["hidden_size"]
+    config |= read_heads(facts, dim) if gguf.heads is None else gguf.heads(facts, dim)
+    if gguf.rope:
+        config |= read_rope_keys(facts, config, gguf.rotated)
+    config |= {name: facts.has(part) for name, part in gguf.present.items()}
+    config |= gguf.constants
+    for key, value in gguf.expected.items():
+        reader.expect(key, value)
+    config |= gguf.derive(facts, config)
+    reader.finish()
+    renamed = {gguf.renamed.get(name, name): value for name, value in config.items()}
+    return {"model_type": model_type, **renamed}
 
 
 def metadata_reader(metadata: Mapping[str, object], architecture: str) -> ConfigReader:
     """Return a strict reader of the keys that describe the architecture, without their prefix."""
     prefix = f"{architecture}."
     own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
+    own |= {key: _one_of_equals(own[key]) for key in _PER_LAYER if key in own}
     return ConfigReader(
         own,
         where=f"GGUF metadata {prefix}*",
-        # The order of the file's tensors before conversion; how many of them were experts.
-        ignored={"tensor_data_layout"},
+        # The order of the file's tensors before conversion, and what `pooling` reads.
+        ignored={"tensor_data_layout", "pooling_type"},
     )
 
 
-def common_config(
-    reader: ConfigReader, metadata: Mapping[str, object], names: Collection[str]
-) -> dict[str, Any]:
-    """Return the part of a Hugging Face config that all decoder families have in common."""
-    dim = reader.integer("embedding_length")
-    heads = reader.integer("attention.head_count", high=65_536)
-    head_dim = reader.integer("attention.key_length", max(dim // heads, 1))
-    reader.expect("attention.value_length", head_dim)
-    reader.expect("rope.dimension_count", head_dim)
-    reader.expect("expert_count", 0)
-    reader.expect("expert_used_count", 0)
+def _one_of_equals(value: object) -> object:
+    """Return the number that a list repeats for every layer; other values as they are."""
+    if not isinstance(value, np.ndarray) or value.size == 0 or np.any(value != value.flat[0]):
+        return value
+    return value.flat[0].item()
+
+
+def _read_settings(reader: ConfigReader, settings: Collection[Setting]) -> dict[str, Any]:
+    found = {setting: _read_setting(reader, setting) for setting in settings}
+    given = {setting: value for setting, value in found.items() if value is not None}
+    return {s.name: v or None if s.kind == "window" else v for s, v in given.items()}
+
+
+def _read_setting(reader: ConfigReader, setting: Setting) -> Any:
+    key, default = setting.key, setting.default
+    if setting.kind == "flag":
+        return default if reader.value(key) is None else reader.flag(key, default=False)
+    if setting.kind == "number":
+        return reader.number(key, default)
+    return reader.integer(key, default, low=0, high=MAX_CONTEXT)
+
+
+def _read_common(facts: Facts, metadata: Mapping[str, object]) -> dict[str, Any]:
+    """Return what all architectures have in common."""
+    reader = facts.reader
     reader.expect("attention.causal", True)
     return {
-        "hidden_size": dim,
+        "hidden_size": reader.integer("embedding_length"),
         "num_hidden_layers": reader.integer("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": reader.integer("attention.head_count_kv", heads),
-        "head_dim": head_dim,
+        "num_attention_heads": reader.integer("attention.head_count", high=65_536),
         "intermediate_size": reader.integer("feed_forward_length"),
-        "max_position_embeddings": reader.integer("context_length", high=2**30),
-        "rms_norm_eps": reader.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": reader.integer("context_length", high=MAX_CONTEXT),
         "vocab_size": reader.integer("vocab_size", _num_tokens(metadata)),
-        "tie_word_embeddings": "output.weight" not in names,
+        "tie_word_embeddings": "output.weight" not in facts.names,
         "dtype": _FILE_DTYPES.get(_file_type(metadata), "bfloat16"),
         **_token_ids(metadata),
     }
 
 
-def rope_scaling(reader: ConfigReader) -> dict[str, Any] | None:
-    """Return the rope scaling as Hugging Face states it."""
-    kinds = {kind: kind for kind in ("none", "linear", "yarn")}
-    kind = reader.choice("rope.scaling.type", kinds, "none")
-    old_factor = reader.number("rope.scale_linear", None)
-    factor = reader.number("rope.scaling.factor", old_factor or 1.0)
-    original = reader.integer("rope.scaling.original_context_length", None, high=2**30)
-    attention = reader.number("rope.scaling.attn_factor", 1.0)
-    # Tells trainers where the weights come from.
-    reader.value("rope.scaling.finetuned")
-    if kind == "yarn":
-        reader.expect("rope.scaling.attn_factor", 1.0)
-        return {
-            "rope_type": "yarn",
-            "factor": factor,
-            "original_max_position_embeddings": original,
-        }
-    if attention != 1.0:
-        reader.refuse("rope.scaling.attn_factor", attention, f"it has no meaning for {kind}")
-    if kind == "linear" or (old_factor or 1.0) != 1.0:
-        return {"rope_type": "linear", "factor": factor}
-    return None
+def read_heads(facts: Facts, dim: int) -> dict[str, Any]:
+    """Return the heads of grouped attention, whose keys and values are equally wide."""
+    reader = facts.reader
+    heads = reader.integer("attention.head_count", high=65_536)
+    head_dim = reader.integer("attention.key_length", max(dim // heads, 1))
+    reader.expect("attention.value_length", head_dim)
+    if reader.value("attention.value_length") is None and head_dim * heads != dim:
+        reader.refuse("attention.value_length", None, f"keys are {head_dim} wide, of {dim}")
+    return {
+        "num_key_value_heads": reader.integer("attention.head_count_kv", heads, high=65_536),
+        "head_dim": head_dim,
+    }
+
+
+def read_layer_types(reader: ConfigReader, num_layers: int, period: int) -> list[str]:
+    """Return the kind of every layer: by a list, or by a period whose last layer is global."""
+    key = "attention.sliding_window_pattern"
+    value = reader.value(key)
+    if isinstance(value, np.ndarray | list):
+        slides = [bool(slides) for slides in value]
+        if len(slides) != num_layers:
+            reader.refuse(key, value, f"it must tell of {num_layers} layers")
+    else:
+        period = reader.integer(key, period, high=10_000)
+        slides = [bool((i + 1) % period) for i in range(num_layers)]
+    return ["sliding_attention" if yes else "full_attention" for yes in slides]
 
 
 def _num_tokens(metadata: Mapping[str, object]) -> int:

@@ -4,6 +4,7 @@ import functools
 
 from inferjax.config import LayerSpec, ModelConfig
 from inferjax.models.family import Family
+from inferjax.models.glm4_gguf import GLM4_GGUF
 from inferjax.models.hf import ConfigReader
 from inferjax.models.settings import (
     read_attention,
@@ -49,4 +50,5 @@ FAMILY = Family(
     architectures=("Glm4ForCausalLM",),
     config=_config,
     weights=_weights,
+    gguf=GLM4_GGUF,
 )

@@ -5,6 +5,7 @@ from typing import cast
 
 from inferjax.config import MLP, Attention, LayerSpec, ModelConfig, Norm, assign_groups
 from inferjax.models.family import Family
+from inferjax.models.gpt_gguf import GPT2_GGUF
 from inferjax.models.hf import (
     ACTIVATIONS,
     MAX_LAYERS,
@@ -104,6 +105,7 @@ def _layer(index: int, spec: LayerSpec, dim: int) -> LayerParams:
 
 # The causal mask, which old versions saved as if it were a weight.
 _MASK = re.compile(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
+_SUMMARY = ("activation", "first_dropout", "proj_to_labels", "type", "use_proj")
 
 FAMILY = Family(
     name="gpt2",
@@ -115,16 +117,8 @@ FAMILY = Family(
     in_first=True,
     # Dropout, and the head that summarises a sequence for classification.
     ignored_keys=frozenset(
-        {
-            "attn_pdrop",
-            "embd_pdrop",
-            "resid_pdrop",
-            "summary_activation",
-            "summary_first_dropout",
-            "summary_proj_to_labels",
-            "summary_type",
-            "summary_use_proj",
-        }
+        {"attn_pdrop", "embd_pdrop", "resid_pdrop"} | {f"summary_{part}" for part in _SUMMARY}
     ),
     skips=lambda name, _config: _MASK.fullmatch(name) is not None,
+    gguf=GPT2_GGUF,
 )

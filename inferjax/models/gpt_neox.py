@@ -5,6 +5,7 @@ from typing import cast
 
 from inferjax.config import MLP, Attention, LayerSpec, ModelConfig
 from inferjax.models.family import Family
+from inferjax.models.gpt_gguf import GPT_NEOX_GGUF
 from inferjax.models.hf import ConfigReader
 from inferjax.models.settings import (
     read_attention,
@@ -90,4 +91,5 @@ FAMILY = Family(
         {"attention_probs_dropout_prob", "classifier_dropout", "hidden_dropout_prob"}
     ),
     skips=lambda name, _config: _MASK.fullmatch(name) is not None,
+    gguf=GPT_NEOX_GGUF,
 )

@@ -4,6 +4,7 @@ import functools
 
 from inferjax.config import Attention, LayerSpec, ModelConfig, MoE, Norm, Router, assign_groups
 from inferjax.models.family import Family
+from inferjax.models.gpt_oss_gguf import GPT_OSS_GGUF
 from inferjax.models.hf import (
     MAX_CONTEXT,
     MAX_EXPERTS,
@@ -116,4 +117,5 @@ FAMILY = Family(
     ignored_keys=frozenset(
         {"router_aux_loss_coef", "output_router_logits", "initial_context_length"}
     ),
+    gguf=GPT_OSS_GGUF,
 )

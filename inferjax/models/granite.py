@@ -2,6 +2,7 @@
 
 from inferjax.config import LayerSpec, ModelConfig
 from inferjax.models.family import Family
+from inferjax.models.granite_gguf import GRANITE_GGUF
 from inferjax.models.hf import ConfigReader
 from inferjax.models.settings import (
     read_attention,
@@ -50,4 +51,5 @@ FAMILY = Family(
     architectures=("GraniteForCausalLM",),
     config=_config,
     weights=_weights,
+    gguf=GRANITE_GGUF,
 )

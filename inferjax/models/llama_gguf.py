@@ -1,81 +1,68 @@
-"""Llama in GGUF files: metadata, tensor names, and the rope permutation of queries and keys."""
+"""Llama, Mistral and Mixtral in GGUF files, one architecture there, and SmolLM3."""
 
-from collections.abc import Collection, Mapping
-from functools import partial
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
-from einops import rearrange
-from jaxtyping import Shaped
-
-from inferjax.config import Attention, ModelConfig
-from inferjax.models.family import GgufFormat, ReadTensor, Transform
-from inferjax.models.gguf_config import (
+from inferjax.models.gguf_format import (
+    EXPERTS,
     LAYER_PARTS,
-    common_config,
-    gguf_name,
-    metadata_reader,
-    rope_scaling,
+    PERMUTED,
+    WINDOW,
+    Facts,
+    GgufFormat,
+    Setting,
 )
 
-_PARTS = {**LAYER_PARTS, "post_attention_layernorm": "ffn_norm"}
-_ROPE_FACTORS = "rope_freqs.weight"
+
+def _has_window(own: Mapping[str, object]) -> bool:
+    return bool(own.get("attention.sliding_window"))
 
 
-def _config(
-    metadata: Mapping[str, object], names: Collection[str], read: ReadTensor
-) -> dict[str, Any]:
-    reader = metadata_reader(metadata, "llama")
-    config = common_config(reader, metadata, names)
-    config["rope_theta"] = reader.number("rope.freq_base", 10_000.0)
-    scaling = rope_scaling(reader)
-    if _ROPE_FACTORS in names:
-        if scaling is not None:
-            reader.refuse(
-                "rope.scaling.type", scaling["rope_type"], f"{_ROPE_FACTORS} is there too"
-            )
-        scaling = _explicit_factors(read(_ROPE_FACTORS))
-    reader.finish()
-    return {
-        "model_type": "llama",
-        "rope_scaling": scaling,
-        "attention_bias": "blk.0.attn_q.bias" in names,
-        "mlp_bias": "blk.0.ffn_up.bias" in names,
-        **config,
-    }
-
-
-def _explicit_factors(factors: Shaped[np.ndarray, "..."]) -> dict[str, Any]:
-    """State the per-pair divisors that stand for llama3 scaling as a "longrope"."""
-    values = [float(v) for v in factors.reshape(-1)]
-    return {
-        "rope_type": "longrope",
-        "long_factor": values,
-        "short_factor": values,
-        "attention_factor": 1.0,
-    }
-
-
-def _tensor(name: str, config: ModelConfig) -> tuple[str, Transform | None] | None:
-    stored = gguf_name(name, _PARTS)
-    if stored is None:
-        return None
-    attention = cast(Attention, config.layers[0].attention)
-    heads = {"q_proj": attention.num_q_heads, "k_proj": attention.num_kv_heads}
-    part = name.split(".")[-2]
-    return stored, partial(unpermute, heads=heads[part]) if part in heads else None
-
-
-def unpermute(
-    values: Shaped[np.ndarray, "rows *rest"], heads: int
-) -> Shaped[np.ndarray, "rows *rest"]:
-    """Undo GGUF's order of a head's rows, which has a pair's two side by side."""
-    return rearrange(values, "(n pair two) ... -> (n two pair) ...", n=heads, two=2)
+def _has_experts(own: Mapping[str, object]) -> bool:
+    return bool(own.get("expert_count"))
 
 
 LLAMA_GGUF = GgufFormat(
     architecture="llama",
-    config=_config,
-    tensor=_tensor,
-    ignored_tensors=frozenset({_ROPE_FACTORS}),
+    when=lambda own: not _has_experts(own) and not _has_window(own),
+    expected={"expert_count": 0, "expert_used_count": 0, "attention.sliding_window": 0},
+    present={"attention_bias": "attn_q.bias", "mlp_bias": "ffn_up.bias"},
+    undo=PERMUTED,
+)
+# Converters write no window, and files without one are read as Llama's: a model of theirs differs
+# in nothing else. The first Mistral, which had one, cannot be told from the later ones.
+MISTRAL_GGUF = GgufFormat(
+    architecture="llama",
+    when=lambda own: not _has_experts(own) and _has_window(own),
+    settings=(WINDOW,),
+    undo=PERMUTED,
+)
+
+
+def _one_width(facts: Facts, config: Mapping[str, Any]) -> dict[str, Any]:
+    facts.reader.expect("expert_feed_forward_length", config["intermediate_size"])
+    return {}
+
+
+MIXTRAL_GGUF = GgufFormat(
+    architecture="llama",
+    when=_has_experts,
+    settings=(Setting("expert_count", "num_local_experts", "count"), EXPERTS[1], WINDOW),
+    expected={},
+    derive=_one_width,
+    parts={
+        **LAYER_PARTS,
+        "block_sparse_moe.gate": "ffn_gate_inp",
+        "block_sparse_moe.experts.*.w1": "ffn_gate_exps",
+        "block_sparse_moe.experts.*.w3": "ffn_up_exps",
+        "block_sparse_moe.experts.*.w2": "ffn_down_exps",
+    },
+    undo=PERMUTED,
+)
+SMOLLM3_GGUF = GgufFormat(
+    architecture="smollm3",
+    present={"attention_bias": "attn_q.bias", "mlp_bias": "ffn_up.bias"},
+    # What the format's own reader takes for granted.
+    constants={"no_rope_layer_interval": 4},
+    undo=PERMUTED,
 )

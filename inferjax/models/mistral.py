@@ -3,6 +3,7 @@
 from inferjax.config import LayerSpec, ModelConfig
 from inferjax.models.family import Family
 from inferjax.models.hf import ConfigReader
+from inferjax.models.llama_gguf import MISTRAL_GGUF
 from inferjax.models.settings import (
     expect_one_kind,
     read_attention,
@@ -38,4 +39,5 @@ FAMILY = Family(
     architectures=("MistralForCausalLM",),
     config=_config,
     weights=_weights,
+    gguf=MISTRAL_GGUF,
 )

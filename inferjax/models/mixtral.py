@@ -5,6 +5,7 @@ import functools
 from inferjax.config import LayerSpec, ModelConfig, MoE
 from inferjax.models.family import Family
 from inferjax.models.hf import ConfigReader
+from inferjax.models.llama_gguf import MIXTRAL_GGUF
 from inferjax.models.settings import (
     expect_one_kind,
     read_attention,
@@ -56,4 +57,5 @@ FAMILY = Family(
     weights=_weights,
     # Training: the router's loss, and noise on its input.
     ignored_keys=frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}),
+    gguf=MIXTRAL_GGUF,
 )

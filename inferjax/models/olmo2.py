@@ -6,6 +6,7 @@ import functools
 from inferjax.config import Attention, LayerSpec, ModelConfig
 from inferjax.models.family import Family
 from inferjax.models.hf import ConfigReader
+from inferjax.models.olmo_gguf import OLMO2_GGUF
 from inferjax.models.settings import (
     read_attention,
     read_mlp,
@@ -48,4 +49,5 @@ FAMILY = Family(
     architectures=("Olmo2ForCausalLM",),
     config=_config,
     weights=weights,
+    gguf=OLMO2_GGUF,
 )

@@ -7,6 +7,7 @@ from inferjax.config import Attention, ModelConfig, Rope
 from inferjax.models.family import Family
 from inferjax.models.hf import ConfigReader, read_context, read_heads, read_layer_types
 from inferjax.models.olmo2 import read_olmo_layer, weights
+from inferjax.models.olmo_gguf import OLMO3_GGUF
 from inferjax.models.rope_config import LAYER_KINDS, read_layer_ropes
 from inferjax.models.settings import read_model, read_num_layers, read_window
 
@@ -51,4 +52,5 @@ FAMILY = Family(
     architectures=("Olmo3ForCausalLM",),
     config=_config,
     weights=weights,
+    gguf=OLMO3_GGUF,
 )

@@ -5,6 +5,7 @@ import functools
 from inferjax.config import Attention, LayerSpec, ModelConfig
 from inferjax.models.family import Family
 from inferjax.models.hf import ConfigReader, read_context, read_heads
+from inferjax.models.phi3_gguf import PHI3_GGUF
 from inferjax.models.rope_config import read_rope, rope_settings
 from inferjax.models.settings import (
     read_mlp,
@@ -71,4 +72,5 @@ FAMILY = Family(
     weights=_weights,
     # Dropout.
     ignored_keys=frozenset({"embd_pdrop", "resid_pdrop"}),
+    gguf=PHI3_GGUF,
 )

@@ -4,6 +4,7 @@ from inferjax.config import ModelConfig
 from inferjax.models.family import Family
 from inferjax.models.hf import ConfigReader
 from inferjax.models.qwen_config import read_decoder, read_late_windows
+from inferjax.models.qwen_gguf import QWEN2_GGUF
 from inferjax.models.settings import read_attention, read_mlp
 from inferjax.models.sources import decoder, decoder_layer
 from inferjax.params import Params
@@ -27,4 +28,5 @@ FAMILY = Family(
     architectures=("Qwen2ForCausalLM",),
     config=_config,
     weights=_weights,
+    gguf=QWEN2_GGUF,
 )

@@ -11,6 +11,7 @@ from inferjax.models.qwen_config import (
     read_qwen_experts,
     read_sparse_ffns,
 )
+from inferjax.models.qwen_gguf import QWEN2_MOE_GGUF
 from inferjax.models.settings import read_attention, read_layer_windows, read_switched_window
 from inferjax.models.sources import decoder, decoder_layer, dense_or_experts, experts
 from inferjax.params import Params
@@ -47,4 +48,5 @@ FAMILY = Family(
     config=_config,
     weights=_weights,
     ignored_keys=ROUTER_KEYS,
+    gguf=QWEN2_MOE_GGUF,
 )

@@ -4,6 +4,7 @@ from inferjax.config import ModelConfig
 from inferjax.models.family import Family
 from inferjax.models.hf import ConfigReader
 from inferjax.models.qwen_config import read_decoder, read_late_windows
+from inferjax.models.qwen_gguf import QWEN3_GGUF
 from inferjax.models.settings import read_attention, read_mlp, read_norm
 from inferjax.models.sources import decoder, decoder_layer
 from inferjax.params import Params
@@ -33,4 +34,5 @@ FAMILY = Family(
     architectures=("Qwen3ForCausalLM",),
     config=_config,
     weights=_weights,
+    gguf=QWEN3_GGUF,
 )

@@ -11,6 +11,7 @@ from inferjax.models.qwen_config import (
     read_qwen_experts,
     read_sparse_ffns,
 )
+from inferjax.models.qwen_gguf import QWEN3_MOE_GGUF
 from inferjax.models.settings import (
     expect_one_kind,
     read_attention,
@@ -44,4 +45,5 @@ FAMILY = Family(
     weights=_weights,
     # Released configs have the last key of Qwen 3's; here a window is on all layers or none.
     ignored_keys=ROUTER_KEYS | {"max_window_layers"},
+    gguf=QWEN3_MOE_GGUF,
 )

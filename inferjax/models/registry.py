@@ -1,10 +1,11 @@
 """The table of model families: a new one is a file beside this one and a line here."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from inferjax.errors import UnsupportedModel
-from inferjax.models.family import Family, GgufFormat
+from inferjax.models.family import Family
+from inferjax.models.gguf_format import GgufFormat
 
 _FILES = (
     "cohere",
@@ -63,15 +64,20 @@ def family_named(name: str) -> Family:
     raise _unknown(f"family {name[:60]!r}", [family.name for family in FAMILIES])
 
 
-def gguf_family_for(architecture: object) -> tuple[Family, GgufFormat]:
-    """Return the family of a GGUF file's general.architecture, and how it is stored.
+def gguf_family_for(metadata: Mapping[str, object]) -> tuple[Family, GgufFormat]:
+    """Return the family of a GGUF file, and how it is stored.
 
     Raises: UnsupportedModel listing the known architectures.
     """
-    readable = {f.gguf.architecture: (f, f.gguf) for f in FAMILIES if f.gguf is not None}
-    if isinstance(architecture, str) and architecture in readable:
-        return readable[architecture]
-    raise _unknown(f"GGUF architecture {str(architecture)[:60]!r}", list(readable))
+    known = [(family, family.gguf) for family in FAMILIES if family.gguf is not None]
+    architecture = metadata.get("general.architecture")
+    prefix = f"{architecture}."
+    own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
+    for family, gguf in known:
+        if gguf.architecture == architecture and gguf.when(own):
+            return family, gguf
+    shown = f"GGUF architecture {str(architecture)[:60]!r}"
+    raise _unknown(shown, sorted({gguf.architecture for _, gguf in known}))
 
 
 def _unknown(shown: str, known: Sequence[str]) -> UnsupportedModel:

@@ -5,6 +5,7 @@ import dataclasses
 from inferjax.config import LayerSpec, ModelConfig
 from inferjax.models.family import Family
 from inferjax.models.hf import MAX_LAYERS, ConfigReader
+from inferjax.models.llama_gguf import SMOLLM3_GGUF
 from inferjax.models.settings import (
     read_attention,
     read_layer_windows,
@@ -62,4 +63,5 @@ FAMILY = Family(
     weights=_weights,
     # The released config has these of other families; SmolLM3 never reads them.
     ignored_keys=frozenset({"max_window_layers", "pretraining_tp"}),
+    gguf=SMOLLM3_GGUF,
 )

@@ -26,6 +26,7 @@ from inferjax.models.sources import (
     namespace,
     source,
 )
+from inferjax.models.stablelm_gguf import STABLELM_GGUF
 from inferjax.params import AttentionParams, NormParams, Params
 
 
@@ -86,4 +87,5 @@ FAMILY = Family(
     architectures=("StableLmForCausalLM",),
     config=_config,
     weights=_weights,
+    gguf=STABLELM_GGUF,
 )

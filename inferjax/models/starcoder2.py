@@ -4,6 +4,7 @@ import functools
 
 from inferjax.config import LayerSpec, ModelConfig
 from inferjax.models.family import Family
+from inferjax.models.gpt_gguf import STARCODER2_GGUF
 from inferjax.models.hf import ConfigReader
 from inferjax.models.settings import (
     read_attention,
@@ -68,4 +69,5 @@ FAMILY = Family(
             "scale_attention_softmax_in_fp32",
         }
     ),
+    gguf=STARCODER2_GGUF,
 )
