@@ -46,7 +46,8 @@ def read_late_windows(reader: ConfigReader) -> list[int | None]:
 def read_sparse_ffns(reader: ConfigReader, make: Callable[[MLP], MoE]) -> list[MLP | MoE]:
     """Return each layer's block: experts in every `decoder_sparse_step`-th one, bar exceptions."""
     step = reader.integer("decoder_sparse_step", 1, high=MAX_LAYERS)
-    dense_only = reader.value("mlp_only_layers") or []
+    dense_only = reader.value("mlp_only_layers")
+    dense_only = [] if dense_only is None else dense_only
     if not isinstance(dense_only, list) or not all(type(i) is int for i in dense_only):
         reader.refuse("mlp_only_layers", dense_only, "it must be a list of layers")
     dense = read_mlp(reader)

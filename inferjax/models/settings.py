@@ -129,8 +129,9 @@ def read_synonyms(reader: ConfigReader, keys: Sequence[str], *, high: int) -> in
     """Return a number that several keys may hold, which have to agree."""
     given = [key for key in keys if reader.value(key) is not None]
     number = reader.integer((given or keys)[0], high=high)
-    for key in given:
-        reader.expect(key, number)
+    for key in given[1:]:
+        if reader.integer(key, high=high) != number:
+            reader.refuse(key, reader.value(key), f"{given[0]} says {number}")
     return number
 
 

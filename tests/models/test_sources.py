@@ -43,6 +43,15 @@ VARIANTS = [
     ("olmo3", {"attention_bias": True, "num_key_value_heads": 1, "tie_word_embeddings": True}),
     ("gpt_neox", {"attention_bias": False, "tie_word_embeddings": True}),
     ("glm4", {"attention_bias": True, "partial_rotary_factor": 0.25, "num_key_value_heads": 1}),
+    ("mistral", {"head_dim": 10, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+    ("mixtral", {"head_dim": 10, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    ("qwen2", {"head_dim": 10, "num_key_value_heads": 1, "tie_word_embeddings": False}),
+    ("qwen3", {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": False}),
+    ("qwen2_moe", {"qkv_bias": False, "mlp_only_layers": [], "tie_word_embeddings": True}),
+    ("qwen3_moe", {"attention_bias": True, "decoder_sparse_step": 2, "mlp_only_layers": [0]}),
+    ("smollm3", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}),
+    ("deepseek_v2", {"attention_bias": True, "mlp_bias": True, "n_shared_experts": 1}),
+    ("deepseek_v2", {"q_lora_rank": None, "moe_layer_freq": 2, "tie_word_embeddings": True}),
 ]
 
 # Split over two leaves; the rows of OPT's table that only padding used are left behind.
