@@ -68,6 +68,10 @@ _ENDINGS = frozenset(
 _REPLY_ENDINGS = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
 
 
+# SentencePiece's own places of BOS and EOS, for old files that do not say.
+_IMPLIED = {"bos_token_id": 1, "eos_token_id": 2}
+
+
 def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
     """Build the tokenizer that a GGUF file's metadata describes.
 
@@ -181,7 +185,7 @@ def _special_tokens(
     metadata: Mapping[str, object], vocabulary: Vocabulary, *, with_bos: bool
 ) -> SpecialTokens:
     size = len(vocabulary.tokens)
-    bos = read_token_id(metadata, "bos_token_id", size)
+    bos = _declared(metadata, vocabulary, "bos_token_id")
     eos = _eos_ids(metadata, vocabulary)
     with_bos = read_flag(metadata, "add_bos_token", default=with_bos)
     with_eos = read_flag(metadata, "add_eos_token", default=False)
@@ -195,10 +199,19 @@ def _special_tokens(
     )
 
 
+def _declared(metadata: Mapping[str, object], vocabulary: Vocabulary, key: str) -> int | None:
+    """Return the id that a field names, or the one it goes without saying."""
+    declared = read_token_id(metadata, key, len(vocabulary.tokens))
+    if declared is None and read_text(metadata, "model") == "llama":
+        implied = _IMPLIED.get(key)
+        if implied is not None and vocabulary.types[implied : implied + 1] == [TokenType.CONTROL]:
+            return implied
+    return declared
+
+
 def _eos_ids(metadata: Mapping[str, object], vocabulary: Vocabulary) -> tuple[int, ...]:
-    size = len(vocabulary.tokens)
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    declared = [read_token_id(metadata, key, size) for key in keys]
+    declared = [_declared(metadata, vocabulary, key) for key in keys]
     spelled = [i for i, token in enumerate(vocabulary.tokens) if token in _ENDINGS]
     found = {vocabulary.tokens[i] for i in spelled}
     if any(endings <= found for endings in _REPLY_ENDINGS):

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,8 +74,8 @@ def read_text(fields: Mapping[str, object], key: str, default: str | None = None
 
 def read_flag(fields: Mapping[str, object], key: str, *, default: bool) -> bool:
     """Return a field that is true or false."""
-    value: Any = fields.get(PREFIX + key, default)
-    if isinstance(value, str) or value not in (False, True):
+    value = fields.get(PREFIX + key, default)
+    if not isinstance(value, int) or value not in (0, 1):
         raise bad_field(key, f"must be true or false, found {str(value)[:80]!r}")
     return bool(value)
 
@@ -103,10 +104,17 @@ def read_token_id(fields: Mapping[str, object], key: str, size: int) -> int | No
     value: Any = fields.get(PREFIX + key)
     if value is None:
         return None
-    is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
-    if not is_whole or not 0 <= int(value) < size:
+    token_id = _whole_number(value)
+    if token_id is None or not 0 <= token_id < size:
         raise bad_field(key, f"is {str(value)[:80]!r}, outside the {size} tokens")
-    return int(value)
+    return token_id
+
+
+def _whole_number(value: Any) -> int | None:
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 def bad_field(key: str, why: str) -> TokenizerError:
