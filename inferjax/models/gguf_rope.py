@@ -1,5 +1,6 @@
 """Reads the rope of a GGUF file: its base, its share of a head, and the rule that bends it."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +27,9 @@ def read_rope_keys(facts: Facts, config: Mapping[str, Any], rotated: str | None)
         reader.expect("rope.dimension_count", width)
     else:
         dims = reader.integer("rope.dimension_count", width, high=width)
-        found[rotated] = dims / width
+        # Readers round the product down: 2 / 49 of 49 would be one.
+        share = dims / width
+        found[rotated] = share if int(width * share) == dims else math.nextafter(share, 1.0)
     return found
 
 
