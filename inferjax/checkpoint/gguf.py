@@ -6,7 +6,6 @@ left before anything is allocated or looped over: time and memory stay proportio
 Source: the GGUF specification (ggml, docs/gguf.md).
 """
 
-import mmap
 import struct
 from pathlib import Path
 from typing import NoReturn
@@ -17,6 +16,7 @@ from jaxtyping import Shaped, UInt8
 from inferjax.checkpoint.gguf_blocks import BLOCKS, UNREAD, BlockType, dequantize
 from inferjax.checkpoint.gguf_parts import GgufPart, check_parts, gguf_in_folder, part_paths
 from inferjax.checkpoint.tensor_file import (
+    MappedFile,
     MappedTensors,
     StoredTensor,
     TensorEntry,
@@ -103,7 +103,7 @@ def _decode(
 class _Cursor:
     """A position in the mapped file that never passes its end."""
 
-    def __init__(self, mapped: mmap.mmap, path: Path) -> None:
+    def __init__(self, mapped: MappedFile, path: Path) -> None:
         self.mapped, self.path = mapped, path
         self.at, self.size = 0, len(mapped)
 

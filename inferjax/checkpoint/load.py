@@ -1,27 +1,23 @@
 """Loads a model: finds it, checks it against its config, and reads it tensor by tensor."""
 
 import dataclasses
-import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import tqdm
-from jaxtyping import Array, Shaped
 
-from inferjax.checkpoint.matching import Leaf, match_tensors
+from inferjax.checkpoint.matching import match_tensors
 from inferjax.checkpoint.opened import Checkpoint, find_model, open_checkpoint, read_model_config
 from inferjax.checkpoint.orbax import is_saved, read_orbax, read_saved_config
+from inferjax.checkpoint.reading import read_leaves
 from inferjax.config import ModelConfig
-from inferjax.errors import CheckpointError, UnsupportedConfig
+from inferjax.errors import UnsupportedConfig
 from inferjax.models.hf import DTYPES
 from inferjax.params import Params
 from inferjax.tokenizer import Tokenizer, tokenizer_from_directory, tokenizer_from_gguf
-
-_ALIGNMENT = 64  # from which on XLA's CPU client takes an array over instead of copying it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +112,6 @@ def _read_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
 
 
 def _read_params(checkpoint: Checkpoint, config: ModelConfig, progress: bool) -> Params:
-    """Read all leaves, a few at a time in threads; at most those are in memory twice."""
     leaves, treedef = match_tensors(checkpoint, config)
     bar = tqdm.tqdm(
         total=sum(leaf.num_bytes for leaf in leaves),
@@ -125,64 +120,8 @@ def _read_params(checkpoint: Checkpoint, config: ModelConfig, progress: bool) ->
         unit_scale=True,
         disable=not progress,
     )
-
-    def read(leaf: Leaf) -> Array:
-        array = _read_leaf(checkpoint, leaf)
-        bar.update(leaf.num_bytes)
-        return array
-
     with bar:
-        return jax.tree.unflatten(treedef, _map_threads(read, leaves))
-
-
-def _map_threads(read: Any, leaves: Sequence[Leaf]) -> list[Array]:
-    pool = ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1))
-    try:
-        return list(pool.map(read, leaves))
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _read_leaf(checkpoint: Checkpoint, leaf: Leaf) -> Array:
-    parts = []
-    for name, transform in leaf.reads:
-        values = checkpoint.read(name)
-        _check_finite(values, f"tensor {name!r} of {checkpoint.path}")
-        parts.append(values if transform is None else transform(values))
-    return _place(leaf.build(*parts), leaf)
-
-
-def _check_finite(values: Shaped[np.ndarray, "..."], what: str) -> None:
-    """Raise if a value is NaN or infinite; the count is only taken then."""
-    if values.size == 0 or _extremes_are_finite(values):
-        return
-    wide = values.astype(np.float32, copy=False)
-    count = int(np.size(wide) - np.isfinite(wide).sum())
-    raise CheckpointError(
-        f"{what} has {count} of {values.size} values that are NaN or infinite",
-        why="the weights were damaged, or saved from a run that diverged",
-        fix="fetch the checkpoint again, or use an earlier one",
-        count=count,
-    )
-
-
-def _extremes_are_finite(values: Shaped[np.ndarray, "..."]) -> bool:
-    """Look at the exponents' bits of half-width floats, and at the extremes of others."""
-    if values.dtype.itemsize == 2:
-        top = 0x7C00 if values.dtype == np.float16 else 0x7F80
-        return int((values.view(np.uint16) & 0x7FFF).max()) < top
-    with np.errstate(invalid="ignore"):
-        return bool(np.isfinite(values.min()) and np.isfinite(values.max()))
-
-
-def _place(values: Shaped[np.ndarray, "..."], leaf: Leaf) -> Array:
-    """Copy once, into memory that XLA's CPU client takes over, and hand it to the device."""
-    dtype = np.dtype(leaf.dtype)
-    buffer = np.empty(leaf.num_bytes + _ALIGNMENT, np.uint8)
-    start = -buffer.ctypes.data % _ALIGNMENT
-    out = buffer[start : start + leaf.num_bytes].view(dtype).reshape(leaf.shape)
-    with np.errstate(over="ignore"):
-        np.copyto(out, values, casting="unsafe")
-    if dtype == np.float16 and values.dtype != np.float16:
-        _check_finite(out, f"{leaf.reads[0][0]!r} rounded to float16")
-    return jax.device_put(out)
+        arrays = read_leaves(
+            checkpoint.file, leaves, str(checkpoint.path), lambda leaf: bar.update(leaf.num_bytes)
+        )
+    return jax.tree.unflatten(treedef, arrays)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import jax
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 
+from inferjax.checkpoint.fused_experts import find_fused, renamed
 from inferjax.checkpoint.opened import Checkpoint
 from inferjax.checkpoint.tensor_file import quoted
 from inferjax.config import ModelConfig
@@ -22,10 +24,24 @@ _HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Leaf:
-    """One weight to be: what to read under which names, how to build it, and what it becomes."""
+class Read:
+    """What to read for one of Hugging Face's tensors.
 
-    reads: tuple[tuple[str, Transform | None], ...]
+    `shape` is that of the part of the stored tensor which begins at element `begin`; `transform`
+    makes the tensor of it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    transform: Transform | None = None
+    begin: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+    """One weight to be: what to read, how to build it, and what it becomes."""
+
+    reads: tuple[Read, ...]
     build: Callable[..., Any]
     shape: tuple[int, ...]
     dtype: str
@@ -37,41 +53,71 @@ class Leaf:
 
 
 @dataclasses.dataclass(slots=True)
-class _Problems:
-    """Everything that is wrong, so that one error can tell all of it."""
+class Problems:
+    """Every tensor that is wrong, so that one error can tell all of it.
+
+    Two lists say more than the names: the shapes, or the dtypes.
+    """
 
     missing: list[str] = dataclasses.field(default_factory=list)
     misshapen: list[str] = dataclasses.field(default_factory=list)
     unexpected: list[str] = dataclasses.field(default_factory=list)
+    unreadable: list[str] = dataclasses.field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """Say what is wrong, one line for each kind of problem."""
+        found: Mapping[str, list[str]] = {
+            "missing": [quoted(name) for name in self.missing],
+            "of another shape": self.misshapen,
+            "unexpected": [quoted(name) for name in self.unexpected],
+            "of a dtype that is not read as a weight": self.unreadable,
+        }
+        return [f"{len(items)} {kind}: {_listed(items)}" for kind, items in found.items() if items]
 
 
 def match_tensors(checkpoint: Checkpoint, config: ModelConfig) -> tuple[list[Leaf], Any]:
     """Return the weights to read and the tree that they form.
 
-    Raises: CheckpointError with all missing, misshapen and unexpected tensors.
+    Raises: CheckpointError with all missing, misshapen, unexpected and unreadable tensors.
     """
-    _check_size(checkpoint, config)
-    specs, treedef = jax.tree.flatten(
-        param_spec(config), is_leaf=lambda node: isinstance(node, ArraySpec)
-    )
-    sources = treedef.flatten_up_to(model_sources(checkpoint.family, config))
-    problems, used = _Problems(), set()
-    stored = checkpoint.file.entries
-    leaves = []
-    for spec, source in zip(specs, sources, strict=True):
-        reads = _check_source(checkpoint, config, source, problems)
-        used.update(name for name, _ in reads)
-        leaves.append(Leaf(reads, source.build, spec.shape, spec.dtype or config.dtype))
-    problems.unexpected += [
-        name for name in stored if name not in used and not _is_known(checkpoint, name, config)
-    ]
+    check_size(checkpoint, config)
+    leaves, treedef, problems = compare_tensors(checkpoint, config)
     _report(checkpoint, problems)
     _check_tied(checkpoint, config)
     return leaves, treedef
 
 
-def _check_size(checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """Refuse a config far larger than the file before the config's size costs time and memory."""
+def compare_tensors(
+    checkpoint: Checkpoint, config: ModelConfig
+) -> tuple[list[Leaf], Any, Problems]:
+    """Return what `match_tensors` does and what is wrong with it; no weight is read."""
+    specs, treedef = jax.tree.flatten(
+        param_spec(config), is_leaf=lambda node: isinstance(node, ArraySpec)
+    )
+    sources = treedef.flatten_up_to(model_sources(checkpoint.family, config))
+    problems, used = Problems(), set[str]()
+    stored = checkpoint.file.entries
+    leaves = []
+    for spec, source in zip(specs, sources, strict=True):
+        reads = _check_source(checkpoint, config, source, problems)
+        used.update(read.name for read in reads)
+        leaves.append(Leaf(reads, source.build, spec.shape, spec.dtype or config.dtype))
+    problems.unexpected += [
+        name for name in stored if name not in used and not _is_known(checkpoint, name, config)
+    ]
+    problems.unreadable += [
+        f"{quoted(name)} is {stored[name].dtype}"
+        for name in used
+        if name in stored and not stored[name].readable
+    ]
+    return leaves, treedef, problems
+
+
+def check_size(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """Refuse a config far larger than the file before the config's size costs time and memory.
+
+    Raises: CheckpointError.
+    """
     entries = checkpoint.file.entries
     stored = sum(math.prod(entry.shape) for entry in entries.values())
     wanted = "many more"
@@ -87,18 +133,27 @@ def _check_size(checkpoint: Checkpoint, config: ModelConfig) -> None:
 
 
 def _check_source(
-    checkpoint: Checkpoint, config: ModelConfig, source: Source, problems: _Problems
-) -> tuple[tuple[str, Transform | None], ...]:
+    checkpoint: Checkpoint, config: ModelConfig, source: Source, problems: Problems
+) -> tuple[Read, ...]:
     """Return where a weight's tensors are; note those that are missing or of another shape."""
+    entries = checkpoint.file.entries
+    stored = [checkpoint.stored(tensor.name, config) for tensor in source.tensors]
+    places = [find_fused(name, entries) for name, _ in stored]
+    parts = Counter(place.name for place in places if place)
     reads = []
-    for tensor in source.tensors:
-        name, transform = checkpoint.stored(tensor.name, config)
-        reads.append((name, transform))
-        entry = checkpoint.file.entries.get(name)
-        if entry is None:
+    for tensor, (name, transform), place in zip(source.tensors, stored, places, strict=True):
+        shape, begin = tensor.shape, 0
+        if place is None:
+            name = renamed(name, entries)
+        else:
+            name, begin = place.name, place.begin(tensor.shape)
+            shape = place.whole_shape(tensor.shape, parts[name] // place.num_runs)
+        reads.append(Read(name, tensor.shape, transform, begin))
+        if name not in entries:
             problems.missing.append(name)
-        elif entry.shape != tensor.shape:
-            problems.misshapen.append(f"{quoted(name)} is {entry.shape}, expected {tensor.shape}")
+        elif entries[name].shape != shape:
+            text = f"{quoted(name)} is {entries[name].shape}, expected {shape}"
+            problems.misshapen += [] if text in problems.misshapen[-1:] else [text]
     return tuple(reads)
 
 
@@ -117,8 +172,12 @@ def _check_tied(checkpoint: Checkpoint, config: ModelConfig) -> None:
         return
     embed = cast(Source, model_sources(checkpoint.family, config).embed)
     name = checkpoint.stored(embed.tensors[0].name, config)[0]
-    head = checkpoint.read(_HEAD)
-    if head.shape != embed.tensors[0].shape or not np.array_equal(head, checkpoint.read(name)):
+    file = checkpoint.file
+    same = file.entries[_HEAD].shape == embed.tensors[0].shape and all(
+        np.array_equal(ours, theirs)
+        for ours, theirs in zip(file.pieces(_HEAD), file.pieces(name), strict=True)
+    )
+    if not same:
         raise CheckpointError(
             f"{checkpoint.path}: {_HEAD} differs from {name}",
             why="config.json says tie_word_embeddings is true, which makes them one tensor",
@@ -126,23 +185,15 @@ def _check_tied(checkpoint: Checkpoint, config: ModelConfig) -> None:
         )
 
 
-def _report(checkpoint: Checkpoint, problems: _Problems) -> None:
-    found: Mapping[str, list[str]] = {
-        "missing": [quoted(name) for name in problems.missing],
-        "of another shape": problems.misshapen,
-        "unexpected": [quoted(name) for name in problems.unexpected],
-    }
-    if not any(found.values()):
+def _report(checkpoint: Checkpoint, problems: Problems) -> None:
+    lines = problems.lines()
+    if not lines:
         return
     raise CheckpointError(
         f"{checkpoint.path} does not hold the weights that its config calls for",
-        why="; ".join(
-            f"{len(items)} {kind}: {_listed(items)}" for kind, items in found.items() if items
-        ),
+        why="; ".join(lines),
         fix="check that config.json and the weights are of one model, and that all files are there",
-        missing=problems.missing,
-        misshapen=problems.misshapen,
-        unexpected=problems.unexpected,
+        **dataclasses.asdict(problems),
     )
 
 

@@ -37,7 +37,7 @@ MAX_JSON_BYTES = 32 * 2**20
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
-# Name in the file -> (our name, bits per element). Only the first three are read as weights.
+# Name in the file -> (our name, bits per element). Only `_WEIGHTS` are read.
 _DTYPES = {
     "F32": ("float32", 32),
     "F16": ("float16", 16),
@@ -61,6 +61,7 @@ _DTYPES = {
     "I64": ("int64", 64),
 }
 _WEIGHTS = {
+    "float64": np.dtype(np.float64),
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -254,7 +255,7 @@ def _check_entry(
             f"{what} shape {tuple(shape)} and dtype {dtype}: {elements * bits / 8:g} bytes",
             f"its data_offsets [{begin}, {end}] hold {end - begin} bytes",
         )
-    return TensorEntry(name, our_name, tuple(shape)), begin, end
+    return TensorEntry(name, our_name, tuple(shape), our_name in _WEIGHTS), begin, end
 
 
 def _are_counts(values: object) -> bool:

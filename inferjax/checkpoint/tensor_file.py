@@ -1,13 +1,17 @@
-"""What a checkpoint file is to the loader: named tensors, read one at a time from a memory map.
+"""What a checkpoint file is to the loader: named tensors, read one at a time, whole or in parts.
 
-Formats parse and check their headers, then hand over where each tensor lies.
+Formats parse and check their headers in a memory map, then hand over where each tensor lies.
+Weights are read through the file's descriptor: pages of a map would count as the process's memory
+for as long as the map exists, and a file that is cut off meanwhile would end the process.
 """
 
 import dataclasses
 import math
 import mmap
+import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +20,8 @@ from jaxtyping import Shaped, UInt8
 
 from inferjax.errors import CheckpointError
 
+# Elements that are read, converted and checked at a time: they stay in the processor's cache.
+PIECE_ELEMENTS = 2**18
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 
 
@@ -24,12 +30,13 @@ class TensorEntry:
     """A tensor as its file declares it.
 
     `dtype` is NumPy's name ("float32", "bfloat16") or a quantized GGUF type ("q4_k"); `shape` is
-    row-major.
+    row-major. Only dtypes of weights are `readable`.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    readable: bool = True
 
 
 @runtime_checkable
@@ -53,6 +60,28 @@ class TensorFile(Protocol):
         """
         ...
 
+    def pieces(
+        self, name: str, begin: int = 0, count: int | None = None
+    ) -> Iterator[Shaped[np.ndarray, " elements"]]:
+        """Yield `count` elements of the flattened tensor from `begin` on, a few at a time.
+
+        An array is valid until the next is asked for.
+
+        Raises: CheckpointError as `read`, and if the file has become shorter.
+        """
+        ...
+
+    def fill(
+        self, name: str, out: Shaped[np.ndarray, " elements"], begin: int = 0
+    ) -> Iterator[Shaped[np.ndarray, " elements"]]:
+        """Write as many elements as `out` has into it, rounded to its dtype; yield each new part.
+
+        Nothing is written that is not asked for; a part is yielded while it is in the cache.
+
+        Raises: CheckpointError as `pieces`.
+        """
+        ...
+
     def close(self) -> None:
         """Refuse further reads and release the mapping once no array that was read needs it."""
         ...
@@ -63,7 +92,7 @@ class StoredTensor:
     """A checked entry and the bytes of the mapping that hold it."""
 
     entry: TensorEntry
-    mapped: mmap.mmap
+    mapped: "MappedFile"
     path: Path
     offset: int
     num_bytes: int
@@ -90,6 +119,53 @@ class MappedTensors:
 
     def read(self, name: str) -> Shaped[np.ndarray, "..."]:
         """Return one tensor, read-only (see `TensorFile.read`)."""
+        tensor = self._find(name)
+        raw = np.frombuffer(tensor.mapped, np.uint8, tensor.num_bytes, tensor.offset)
+        array = self._decode(tensor, raw).reshape(tensor.entry.shape)
+        array = np.require(array, requirements="A")  # an odd header length misaligns a whole file
+        array.flags.writeable = False
+        return array
+
+    def pieces(
+        self, name: str, begin: int = 0, count: int | None = None
+    ) -> Iterator[Shaped[np.ndarray, " elements"]]:
+        """Yield elements of the flattened tensor (see `TensorFile.pieces`)."""
+        tensor = self._find(name)
+        size = math.prod(tensor.entry.shape)
+        end = size if count is None else begin + count
+        if begin == end:
+            return
+        # Quantized rows are whole blocks, so that rows can be decoded alone.
+        row = tensor.entry.shape[-1] if tensor.entry.shape else 1
+        row_bytes, step = tensor.num_bytes // (size // row), max(1, PIECE_ELEMENTS // row)
+        buffer = np.empty(min(step, size // row) * row_bytes, np.uint8)
+        for first in range(begin // row, -(-end // row), step):
+            last = min(first + step, -(-end // row))
+            raw = buffer[: (last - first) * row_bytes]
+            _read_at(tensor, raw, first * row_bytes)
+            values = self._decode(tensor, raw)
+            yield values[max(0, begin - first * row) : end - first * row]
+
+    def fill(
+        self, name: str, out: Shaped[np.ndarray, " elements"], begin: int = 0
+    ) -> Iterator[Shaped[np.ndarray, " elements"]]:
+        """Write elements into `out`, part by part (see `TensorFile.fill`)."""
+        tensor, at = self._find(name), 0
+        if tensor.entry.dtype == out.dtype.name:
+            self._decode(tensor, np.empty(0, np.uint8))  # refuses a dtype that is no weight's
+            for at in range(0, out.size, PIECE_ELEMENTS):
+                part = out[at : at + PIECE_ELEMENTS]
+                _read_at(tensor, part.view(np.uint8), (begin + at) * part.itemsize)
+                yield part
+            return
+        for values in self.pieces(name, begin, out.size):
+            part = out[at : at + values.size]
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.copyto(part, values, casting="unsafe")
+            at += values.size
+            yield part
+
+    def _find(self, name: str) -> StoredTensor:
         if name not in self.entries:
             raise CheckpointError(
                 f"{self._path} has no tensor {quoted(name)}",
@@ -97,19 +173,20 @@ class MappedTensors:
             )
         if name not in self._stored:
             raise CheckpointError(f"{self._path} is closed: tensor {quoted(name)} cannot be read")
-        tensor = self._stored[name]
-        raw = np.frombuffer(tensor.mapped, np.uint8, tensor.num_bytes, tensor.offset)
-        array = self._decode(tensor, raw).reshape(tensor.entry.shape)
-        array = np.require(array, requirements="A")  # an odd header length misaligns a whole file
-        array.flags.writeable = False
-        return array
+        return self._stored[name]
 
     def close(self) -> None:
         """Refuse further reads; arrays already read stay valid."""
         self._stored = {}
 
 
-def map_file(path: Path) -> mmap.mmap:
+class MappedFile(mmap.mmap):
+    """A file in memory, with a descriptor of its own through which it can be read as well."""
+
+    descriptor: int
+
+
+def map_file(path: Path) -> MappedFile:
     """Map a regular, non-empty file for reading."""
     try:
         status = path.stat()
@@ -122,9 +199,33 @@ def map_file(path: Path) -> mmap.mmap:
                 fix="fetch the file again",
             )
         with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = MappedFile(file.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped.descriptor = os.dup(file.fileno())
+            weakref.finalize(mapped, os.close, mapped.descriptor)
+            return mapped
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read", why=str(error)) from error
+
+
+def _read_at(tensor: StoredTensor, out: UInt8[np.ndarray, " bytes"], at: int) -> None:
+    """Fill `out` with a tensor's bytes from its byte `at` on; other threads run meanwhile."""
+    start = tensor.offset + at
+    if not hasattr(os, "preadv"):  # Windows
+        out[...] = np.frombuffer(tensor.mapped, np.uint8, out.size, start)
+        return
+    done = 0
+    while done < out.size:
+        try:
+            count = os.preadv(tensor.mapped.descriptor, [memoryview(out)[done:]], start + done)
+        except OSError as error:
+            raise CheckpointError(f"{tensor.path} cannot be read", why=str(error)) from error
+        if count == 0:
+            raise CheckpointError(
+                f"{tensor.path} ends inside tensor {quoted(tensor.entry.name)}",
+                why="the file has become shorter since it was opened",
+                fix="load it again when nothing writes to it",
+            )
+        done += count
 
 
 def count_elements(shape: tuple[int, ...]) -> int | None:
