@@ -1,14 +1,18 @@
 """Split GGUF models: as the `gguf` package writes them, and the ways a set can be wrong."""
 
+import functools
 import shutil
 
 import gguf
+import jax
 import numpy as np
 import pytest
 from make_files import gguf_pair, gguf_string, gguf_tensor, make_gguf, u32
+from test_load_gguf import write
 
 from inferjax.checkpoint.gguf import open_gguf
 from inferjax.checkpoint.gguf_parts import gguf_in_folder
+from inferjax.checkpoint.load import load
 from inferjax.errors import CheckpointError
 
 
@@ -152,3 +156,27 @@ def test_folder_tells_its_model(tmp_path):
     shutil.copy(first, tmp_path / "m-00001-of-00004.gguf")
     with pytest.raises(CheckpointError, match="holds 2 GGUF models"):
         gguf_in_folder(tmp_path)
+
+
+@pytest.mark.parametrize("given", ["a part", "the folder"])
+def test_split_model_loads_as_the_whole_one(tiny, tmp_path, monkeypatch, given):
+    write(tiny, tmp_path / "whole.gguf", "llama")
+    whole = load(tmp_path / "whole.gguf")
+    in_parts = functools.partial(gguf.GGUFWriter, split_max_tensors=5)
+    monkeypatch.setattr(gguf, "GGUFWriter", in_parts)
+    (tmp_path / "split").mkdir()
+    write(tiny, tmp_path / "split" / "model.gguf", "llama")
+    parts = sorted((tmp_path / "split").glob("*.gguf"))
+    assert len(parts) > 2
+    model = load(parts[-1] if given == "a part" else tmp_path / "split")
+    jax.tree.map(np.testing.assert_array_equal, model.params, whole.params)
+    assert model.config == whole.config
+    assert model.tokenizer.encode("w1 w2") == whole.tokenizer.encode("w1 w2")
+
+
+def test_count_of_parts_takes_no_memory_by_itself(tmp_path):
+    path = tmp_path / "m-00001-of-65535.gguf"
+    path.write_bytes(make_part(0, 65535))
+    with pytest.raises(CheckpointError, match="65534 of them are missing") as caught:
+        open_gguf(path)
+    assert len(str(caught.value)) < 1000
