@@ -5,12 +5,14 @@ without going back to that layout (`save_original_format=False`) have `gate_up_p
 gates before ups, and `down_proj` [E, D, F], and name Mixtral's block and router like everyone's.
 """
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping
 
 from inferjax.checkpoint.tensor_file import TensorEntry
+from inferjax.config import ModelConfig, MoE
+from inferjax.models.gguf_format import Part
+from inferjax.models.sources import Tensor
 
 _EXPERT = re.compile(r"(?P<block>.+)\.experts\.(?P<index>\d{1,6})\.(?P<part>\w+)\.weight")
 # Which fused tensor holds a part, and which of how many equal runs of an expert's rows it is.
@@ -30,30 +32,18 @@ def renamed(name: str, entries: Mapping[str, TensorEntry]) -> str:
     return other if name not in entries and other in entries else name
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FusedPlace:
-    """Where in a fused tensor one expert's part is: the `run`-th of `num_runs` in its rows."""
-
-    name: str
-    expert: int
-    run: int
-    num_runs: int
-
-    def begin(self, shape: tuple[int, ...]) -> int:
-        """Return the first element of a part of this shape."""
-        return (self.expert * self.num_runs + self.run) * math.prod(shape)
-
-    def whole_shape(self, shape: tuple[int, ...], num_experts: int) -> tuple[int, ...]:
-        """Return the shape of a tensor whose parts have this one."""
-        rows, *rest = shape
-        return (num_experts, self.num_runs * rows, *rest)
-
-
-def find_fused(name: str, entries: Mapping[str, TensorEntry]) -> FusedPlace | None:
-    """Return where the expert's tensor `name` is; None unless it is in a fused one."""
-    found = _EXPERT.fullmatch(name)
-    if name in entries or found is None or found["part"] not in _PARTS:
+def find_fused(
+    tensor: Tensor, config: ModelConfig, entries: Mapping[str, TensorEntry]
+) -> Part | None:
+    """Return where an expert's tensor is within a fused one; None unless there is one."""
+    found = _EXPERT.fullmatch(tensor.name)
+    if tensor.name in entries or found is None or found["part"] not in _PARTS:
         return None
     fused, run, num_runs = _PARTS[found["part"]]
     whole = renamed(f"{found['block']}.experts.{fused}", entries)
-    return FusedPlace(whole, int(found["index"]), run, num_runs) if whole in entries else None
+    if whole not in entries:
+        return None
+    count = max(spec.ffn.router.num_experts for spec in config.layers if isinstance(spec.ffn, MoE))
+    rows, *rest = tensor.shape
+    begin = (int(found["index"]) * num_runs + run) * math.prod(tensor.shape)
+    return Part(whole, (count, num_runs * rows, *rest), tensor.shape, begin)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -10,12 +9,12 @@ import jax
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 
-from inferjax.checkpoint.fused_experts import find_fused, renamed
 from inferjax.checkpoint.opened import Checkpoint
 from inferjax.checkpoint.tensor_file import quoted
 from inferjax.config import ModelConfig
 from inferjax.errors import CheckpointError
-from inferjax.models.family import Transform, model_sources, skips_tensor
+from inferjax.models.family import model_sources, skips_tensor
+from inferjax.models.gguf_format import Stored
 from inferjax.models.params import ArraySpec, num_parameters, param_spec
 from inferjax.models.sources import Source
 
@@ -24,24 +23,10 @@ _HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Read:
-    """What to read for one of Hugging Face's tensors.
-
-    `shape` is that of the part of the stored tensor which begins at element `begin`; `transform`
-    makes the tensor of it.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    transform: Transform | None = None
-    begin: int = 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Leaf:
     """One weight to be: what to read, how to build it, and what it becomes."""
 
-    reads: tuple[Read, ...]
+    reads: tuple[Stored, ...]
     build: Callable[..., Any]
     shape: tuple[int, ...]
     dtype: str
@@ -100,7 +85,7 @@ def compare_tensors(
     leaves = []
     for spec, source in zip(specs, sources, strict=True):
         reads = _check_source(checkpoint, config, source, problems)
-        used.update(read.name for read in reads)
+        used.update(part.name for read in reads for part in read.parts)
         leaves.append(Leaf(reads, source.build, spec.shape, spec.dtype or config.dtype))
     problems.unexpected += [
         name for name in stored if name not in used and not _is_known(checkpoint, name, config)
@@ -134,27 +119,18 @@ def check_size(checkpoint: Checkpoint, config: ModelConfig) -> None:
 
 def _check_source(
     checkpoint: Checkpoint, config: ModelConfig, source: Source, problems: Problems
-) -> tuple[Read, ...]:
+) -> tuple[Stored, ...]:
     """Return where a weight's tensors are; note those that are missing or of another shape."""
     entries = checkpoint.file.entries
-    stored = [checkpoint.stored(tensor.name, config) for tensor in source.tensors]
-    places = [find_fused(name, entries) for name, _ in stored]
-    parts = Counter(place.name for place in places if place)
-    reads = []
-    for tensor, (name, transform), place in zip(source.tensors, stored, places, strict=True):
-        shape, begin = tensor.shape, 0
-        if place is None:
-            name = renamed(name, entries)
-        else:
-            name, begin = place.name, place.begin(tensor.shape)
-            shape = place.whole_shape(tensor.shape, parts[name] // place.num_runs)
-        reads.append(Read(name, tensor.shape, transform, begin))
+    reads = tuple(checkpoint.find(tensor, config) for tensor in source.tensors)
+    # Several weights may be parts of one tensor, which is told once.
+    for name, shape in {part.name: part.whole for read in reads for part in read.parts}.items():
         if name not in entries:
             problems.missing.append(name)
         elif entries[name].shape != shape:
             text = f"{quoted(name)} is {entries[name].shape}, expected {shape}"
-            problems.misshapen += [] if text in problems.misshapen[-1:] else [text]
-    return tuple(reads)
+            problems.misshapen += [] if text in problems.misshapen else [text]
+    return reads
 
 
 def _is_known(checkpoint: Checkpoint, name: str, config: ModelConfig) -> bool:
@@ -171,7 +147,8 @@ def _check_tied(checkpoint: Checkpoint, config: ModelConfig) -> None:
     if checkpoint.gguf or not config.tied or _HEAD not in checkpoint.file.entries:
         return
     embed = cast(Source, model_sources(checkpoint.family, config).embed)
-    name = checkpoint.stored(embed.tensors[0].name, config)[0]
+    [part] = checkpoint.find(embed.tensors[0], config).parts
+    name = part.name
     file = checkpoint.file
     same = file.entries[_HEAD].shape == embed.tensors[0].shape and all(
         np.array_equal(ours, theirs)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from inferjax.checkpoint.catalog import default_cache_dir, fetch, load_catalog
+from inferjax.checkpoint.fused_experts import find_fused, renamed
 from inferjax.checkpoint.gguf import open_gguf
 from inferjax.checkpoint.gguf_parts import gguf_in_folder
 from inferjax.checkpoint.json_file import read_object
@@ -21,7 +22,7 @@ from inferjax.config import ModelConfig
 from inferjax.errors import CheckpointError
 from inferjax.models.family import Family, model_sources, read_config
 from inferjax.models.gguf_config import hf_config
-from inferjax.models.gguf_format import GgufFormat, Transform
+from inferjax.models.gguf_format import GgufFormat, Part, Stored
 from inferjax.models.gguf_tensors import find_tensor
 from inferjax.models.registry import family_for, gguf_family_for
 from inferjax.models.sources import Tensor
@@ -56,18 +57,20 @@ class Checkpoint:
 
     def _has_head(self, config: ModelConfig) -> bool:
         head: Any = model_sources(self.family, config).head
-        stored = () if head is None else head.tensors
-        return all(self.stored(tensor.name, config)[0] in self.file.entries for tensor in stored)
+        tensors = () if head is None else head.tensors
+        parts = [part for tensor in tensors for part in self.find(tensor, config).parts]
+        return all(part.name in self.file.entries for part in parts)
 
-    def stored(self, name: str, config: ModelConfig) -> tuple[str, Transform | None]:
-        """Return the stored name of what Hugging Face calls `name`, and how to repair it."""
+    def find(self, tensor: Tensor, config: ModelConfig) -> Stored:
+        """Return where one of Hugging Face's tensors is stored, or where it should be."""
+        entries = self.file.entries
         if self.gguf is not None:
-            found = find_tensor(self.gguf, Tensor(name, ()), config, self.file.entries)
-            return found.parts[0].name, found.build
-        prefix = self.family.base_prefix
-        if any(entry.startswith(prefix) for entry in self.file.entries):
-            return name, None
-        return name.removeprefix(prefix), None
+            return find_tensor(self.gguf, tensor, config, entries)
+        name, prefix = tensor.name, self.family.base_prefix
+        if not any(entry.startswith(prefix) for entry in entries):
+            name = name.removeprefix(prefix)
+        fused = find_fused(Tensor(name, tensor.shape), config, entries)
+        return Stored((fused or Part(renamed(name, entries), tensor.shape, tensor.shape),))
 
     def read(self, name: str) -> Shaped[np.ndarray, "..."]:
         """Return a tensor by its name in the file."""

@@ -19,9 +19,10 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Array, Shaped
 
-from inferjax.checkpoint.matching import Leaf, Read
+from inferjax.checkpoint.matching import Leaf
 from inferjax.checkpoint.tensor_file import TensorFile, quoted
 from inferjax.errors import CheckpointError
+from inferjax.models.gguf_format import Part, Stored
 
 MAX_THREADS = 8
 _ALIGNMENT = 64  # from which on XLA's CPU client takes an array over instead of copying it
@@ -58,7 +59,7 @@ def read_leaves(
 
 def read_leaf(file: TensorFile, leaf: Leaf, where: str) -> Array:
     """Return one weight on its device, which is done with the host's copy."""
-    parts = [_read_part(file, read, leaf.dtype, where) for read in leaf.reads]
+    parts = [_read_tensor(file, read, leaf.dtype, where) for read in leaf.reads]
     return jax.block_until_ready(jax.device_put(_placed(leaf.build(*parts), leaf)))
 
 
@@ -80,15 +81,22 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> AnyValues:
     return buffer[start : start + num_bytes].view(dtype).reshape(shape)
 
 
-def _read_part(file: TensorFile, read: Read, dtype: str, where: str) -> AnyValues:
+def _read_tensor(file: TensorFile, read: Stored, dtype: str, where: str) -> AnyValues:
     """Return what a leaf is built of: in the leaf's dtype, unless arithmetic comes first."""
-    exact = read.transform is not None
-    out = aligned_empty(read.shape, np.dtype(np.float32 if exact else dtype))
-    for part in file.fill(read.name, out.reshape(-1), read.begin):
-        if not _extremes_are_finite(part):
-            stored = file.pieces(read.name, read.begin, out.size)
-            _refuse_values(stored, out, f"tensor {quoted(read.name)} of {where}")
-    return out if read.transform is None else read.transform(out)
+    if read.build is None:
+        [part] = read.parts
+        return _read_part(file, part, np.dtype(dtype), where)
+    exact = np.dtype(np.float32)
+    return read.build(*(_read_part(file, part, exact, where) for part in read.parts))
+
+
+def _read_part(file: TensorFile, part: Part, dtype: np.dtype, where: str) -> AnyValues:
+    out = aligned_empty(part.shape, dtype)
+    for piece in file.fill(part.name, out.reshape(-1), part.begin):
+        if not _extremes_are_finite(piece):
+            stored = file.pieces(part.name, part.begin, out.size)
+            _refuse_values(stored, out, f"tensor {quoted(part.name)} of {where}")
+    return out
 
 
 def _placed(values: AnyValues, leaf: Leaf) -> AnyValues:
@@ -100,7 +108,7 @@ def _placed(values: AnyValues, leaf: Leaf) -> AnyValues:
     with np.errstate(over="ignore"):
         np.copyto(out, values, casting="unsafe")
     if values.dtype != dtype and not _extremes_are_finite(out):
-        _refuse_values([values], out, f"tensor {quoted(leaf.reads[0].name)}")
+        _refuse_values([values], out, f"tensor {quoted(leaf.reads[0].parts[0].name)}")
     return out
 
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from inferjax.checkpoint.matching import Leaf, Read
+from inferjax.checkpoint.matching import Leaf
 from inferjax.checkpoint.reading import _Room, aligned_empty, read_leaf, read_leaves
 from inferjax.checkpoint.safetensors import open_safetensors
 from inferjax.checkpoint.tensor_file import PIECE_ELEMENTS
 from inferjax.errors import CheckpointError
+from inferjax.models.gguf_format import Part, Stored
 
 STORED = ["float64", "float32", "float16", "bfloat16"]
 
@@ -23,8 +24,9 @@ def make_file(folder, **tensors):
     return open_safetensors(folder / "m.safetensors")
 
 
-def make_leaf(shape, dtype="float32", name="w", build=lambda values: values, **read):
-    return Leaf((Read(name, shape, **read),), build, shape, dtype)
+def make_leaf(shape, dtype="float32", name="w", begin=0, transform=None):
+    stored = Stored((Part(name, shape, shape, begin),), transform)
+    return Leaf((stored,), lambda values: values, shape, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
