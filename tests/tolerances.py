@@ -40,3 +40,7 @@ BFLOAT16_LOGITS = 0.05
 # Log-probabilities of the tiny models by two routes: moving half of gpt_oss's embedding by one bit
 # moves them by 5e-5, and each route rounds thousands of times.
 TINY_LOGPROBS_F32 = {"rtol": 0, "atol": 1e-4}
+
+# Weights rounded to bfloat16 (8 bits) or to blocks of 8-bit numbers with a scale in 11 bits, as a
+# share of a tensor's largest value: half a step of 1 / 127, and half of 2^-11 in the scale.
+GGUF_ROUNDING = 0.005

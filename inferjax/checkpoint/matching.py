@@ -127,10 +127,17 @@ def _check_source(
     for name, shape in {part.name: part.whole for read in reads for part in read.parts}.items():
         if name not in entries:
             problems.missing.append(name)
-        elif entries[name].shape != shape:
+        elif not _fits(checkpoint, entries[name].shape, shape):
             text = f"{quoted(name)} is {entries[name].shape}, expected {shape}"
             problems.misshapen += [] if text in problems.misshapen else [text]
     return reads
+
+
+def _fits(checkpoint: Checkpoint, stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Compare shapes; GGUF's converters have dropped axes of length one, or kept them."""
+    if checkpoint.gguf is None:
+        return stored == wanted
+    return [n for n in stored if n != 1] == [n for n in wanted if n != 1]
 
 
 def _is_known(checkpoint: Checkpoint, name: str, config: ModelConfig) -> bool:
