@@ -5,13 +5,20 @@ from typing import Any
 
 import numpy as np
 
+from inferjax.config import Pooling
 from inferjax.errors import UnsupportedConfig
 from inferjax.models.gguf_format import Facts, GgufFormat, ReadTensor, Setting
 from inferjax.models.gguf_rope import read_rope_keys
-from inferjax.models.hf import MAX_CONTEXT, ConfigReader
+from inferjax.models.hf import MAX_CONTEXT, MAX_LAYERS, ConfigReader
 
 # general.file_type of the formats that are not quantized; the rest is dequantized to 8 good bits.
 _FILE_DTYPES = {0: "float32", 1: "float16", 32: "bfloat16"}
+# What the format calls the ways to pool; zero is none, and the ways beyond these have heads.
+_POOLING: Mapping[int, Pooling] = {
+    1: Pooling(kind="mean", normalize=True),
+    2: Pooling(kind="first", normalize=True),
+    3: Pooling(kind="last", normalize=True),
+}
 # Keys that may list a number for every layer.
 _PER_LAYER = (
     "attention.head_count",
@@ -58,9 +65,20 @@ def metadata_reader(metadata: Mapping[str, object], architecture: str) -> Config
     return ConfigReader(
         own,
         where=f"GGUF metadata {prefix}*",
-        # The order of the file's tensors before conversion, and what `pooling` reads.
+        # The order of the file's tensors before conversion, and what `read_pooling_type` reads.
         ignored={"tensor_data_layout", "pooling_type"},
     )
+
+
+def read_pooling_type(metadata: Mapping[str, object], architecture: str) -> Pooling | None:
+    """Return how an embedding model pools, None for another model.
+
+    The format does not say whether vectors are normalised; its own tools do so by default.
+
+    Raises: UnsupportedConfig for a way that is not implemented.
+    """
+    kind = metadata_reader(metadata, architecture).integer("pooling_type", 0, low=0, high=3)
+    return _POOLING.get(kind)
 
 
 def _one_of_equals(value: object) -> object:
@@ -91,7 +109,7 @@ def _read_common(facts: Facts, metadata: Mapping[str, object]) -> dict[str, Any]
     reader.expect("attention.causal", True)
     return {
         "hidden_size": reader.integer("embedding_length"),
-        "num_hidden_layers": reader.integer("block_count"),
+        "num_hidden_layers": reader.integer("block_count", high=MAX_LAYERS),
         "num_attention_heads": reader.integer("attention.head_count", high=65_536),
         "intermediate_size": reader.integer("feed_forward_length"),
         "max_position_embeddings": reader.integer("context_length", high=MAX_CONTEXT),
@@ -125,7 +143,7 @@ def read_layer_types(reader: ConfigReader, num_layers: int, period: int) -> list
         if len(slides) != num_layers:
             reader.refuse(key, value, f"it must tell of {num_layers} layers")
     else:
-        period = reader.integer(key, period, high=10_000)
+        period = reader.integer(key, period, high=MAX_LAYERS)
         slides = [bool((i + 1) % period) for i in range(num_layers)]
     return ["sliding_attention" if yes else "full_attention" for yes in slides]
 

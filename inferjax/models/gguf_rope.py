@@ -9,6 +9,7 @@ from inferjax.models.hf import MAX_CONTEXT, ConfigReader
 
 _FREQS = "rope_freqs.weight"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+_MAX_DIVISORS = 32_768
 _KINDS = {kind: kind for kind in ("none", "linear", "yarn", "longrope")}
 
 
@@ -98,5 +99,12 @@ def _read_divisors(facts: Facts, kind: str) -> dict[str, Any] | None:
     if len(two) == 1:
         reader.refuse("rope.scaling.type", kind, f"there is {two[0]}, but not its counterpart")
     names = (_LONG, _SHORT) if two else (_FREQS, _FREQS)
-    long, short = ([float(v) for v in facts.read(name).reshape(-1)] for name in names)
+    long, short = (_read_list(facts, name) for name in names)
     return {"rope_type": "longrope", "long_factor": long, "short_factor": short}
+
+
+def _read_list(facts: Facts, name: str) -> list[float]:
+    values = facts.read(name)
+    if values.size > _MAX_DIVISORS:
+        facts.reader.refuse(name, values.size, f"no head has more than {2 * _MAX_DIVISORS} values")
+    return [float(v) for v in values.reshape(-1)]

@@ -1,12 +1,16 @@
 """GGUF metadata as configs: strict in every architecture, and what each says in its own way."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 from gguf_metadata import LEAST, config, metadata, raw_config
 
+from inferjax.config import Pooling
 from inferjax.errors import UnsupportedConfig, UnsupportedModel
+from inferjax.models.family import read_config
+from inferjax.models.gguf_config import read_pooling_type
 from inferjax.models.registry import FAMILIES, gguf_family_for
 
 ROTATING = sorted(set(LEAST) - {"gpt2"})
@@ -392,3 +396,31 @@ def test_deepseek_stores_a_tenth_of_its_mscale():
 def test_raw_config_names_its_family():
     assert raw_config("gptneox")["model_type"] == "gpt_neox"
     assert raw_config("gpt2")["n_inner"] == 112
+
+
+@pytest.mark.parametrize("architecture", LEAST)
+def test_raw_config_can_be_saved(architecture):
+    raw = raw_config(architecture, **{"attention.head_count": np.full(4, 4, np.uint32)})
+    family, _ = gguf_family_for(metadata(architecture))
+    assert read_config(family, json.loads(json.dumps(raw))) == config(architecture)
+
+
+def test_more_layers_than_any_model_has_are_refused():
+    for architecture in ("llama", "qwen3moe", "gemma3"):
+        with pytest.raises(UnsupportedConfig, match="block_count"):
+            config(architecture, block_count=10_001)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(None, None), (0, None), (1, "mean"), (2, "first"), (3, "last")]
+)
+def test_pooling_is_read(number, kind):
+    found = read_pooling_type(metadata("qwen3", pooling_type=number), "qwen3")
+    assert found == (kind and Pooling(kind=kind, normalize=True))
+    assert config("qwen3", pooling_type=number).num_layers == 4
+
+
+@pytest.mark.parametrize("number", [4, -1, "3"])
+def test_pooling_with_a_head_is_refused(number):
+    with pytest.raises(UnsupportedConfig, match="pooling_type"):
+        read_pooling_type(metadata("qwen3", pooling_type=number), "qwen3")

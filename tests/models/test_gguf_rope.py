@@ -102,6 +102,7 @@ def test_phi3_factors_stand_in_two_tensors():
         (FREQS | BOTH, {}),
         ({"rope_factors_long.weight": FACTORS}, {}),
         ({"rope_freqs.weight": FACTORS[:7]}, {}),
+        ({"rope_freqs.weight": [1.0] * 40_000}, {}),
         ({"rope_freqs.weight": [0.0, *FACTORS[1:]]}, {}),
     ],
 )
