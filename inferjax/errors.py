@@ -31,6 +31,10 @@ class CheckpointError(InferjaxError):
     """A checkpoint's bytes are damaged, unsafe, incomplete or inconsistent with its config."""
 
 
+class HubUnreachable(CheckpointError):
+    """The Hugging Face Hub gave no answer, and its cache lacks the model."""
+
+
 class CatalogError(InferjaxError):
     """A catalog model is unknown, could not be fetched, or failed its checksum."""
 

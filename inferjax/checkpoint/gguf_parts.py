@@ -10,7 +10,7 @@ Source: llama.cpp's gguf-split.
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from inferjax.checkpoint.tensor_file import StoredTensor, quoted
@@ -36,22 +36,28 @@ class GgufPart:
         return max(1, _number(self, "split.count", default=1, limit=MAX_PARTS))
 
 
+def models_among(names: Iterable[str]) -> list[list[str]]:
+    """Return the names of the files of each model, its parts in order."""
+    models: dict[object, list[str]] = {}
+    for text in sorted(names):
+        name = _PART_NAME.fullmatch(text)
+        models.setdefault((name["prefix"], name["count"]) if name else text, []).append(text)
+    return list(models.values())
+
+
 def gguf_in_folder(folder: Path) -> Path | None:
     """Return the one GGUF model of a folder, the first part that is there; None if there is none.
 
     Raises: CheckpointError if the folder holds files of several models.
     """
-    models: dict[object, Path] = {}
-    for path in sorted(folder.glob("*.gguf")):
-        name = _PART_NAME.fullmatch(path.name)
-        models.setdefault((name["prefix"], name["count"]) if name else path, path)
+    models = models_among(path.name for path in folder.glob("*.gguf"))
     if len(models) > 1:
         raise CheckpointError(
             f"{folder} holds {len(models)} GGUF models",
-            why=f"among them {', '.join(quoted(path.name) for path in list(models.values())[:5])}",
+            why=f"among them {', '.join(quoted(parts[0]) for parts in models[:5])}",
             fix="give the path of one of the files",
         )
-    return next(iter(models.values()), None)
+    return folder / models[0][0] if models else None
 
 
 def part_paths(part: GgufPart) -> list[Path]:

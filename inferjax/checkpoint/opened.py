@@ -12,6 +12,8 @@ from inferjax.checkpoint.catalog import default_cache_dir, fetch, load_catalog
 from inferjax.checkpoint.fused_experts import find_fused, renamed
 from inferjax.checkpoint.gguf import open_gguf
 from inferjax.checkpoint.gguf_parts import gguf_in_folder
+from inferjax.checkpoint.hub import Hub, fetch_from_hub
+from inferjax.checkpoint.hub_files import parse_hub_id
 from inferjax.checkpoint.json_file import read_object
 from inferjax.checkpoint.orbax import is_saved, read_saved_config
 from inferjax.checkpoint.pooling import MODULES_NAME, read_pooling
@@ -77,28 +79,42 @@ class Checkpoint:
         return self.file.read(name)
 
 
-def find_model(source: str | Path, cache_dir: Path | None, *, progress: bool) -> Path:
-    """Return the path of a model given as a path or as a catalog name, fetching it if need be.
+def find_model(
+    source: str | Path, cache_dir: Path | None, *, progress: bool, hub: Hub | None = None
+) -> Path:
+    """Return the path of a model: an existing path, a catalog name or a hub id, fetched if need be.
 
-    Raises: CheckpointError that lists what was tried.
+    Raises: CheckpointError that lists what was tried, or says why it could not be fetched.
+    """
+    path = local_path(source)
+    if path is not None:
+        return path
+    catalog = load_catalog()
+    if isinstance(source, str) and source in catalog:
+        return fetch(source, cache_dir or default_cache_dir(), progress=progress)
+    hub_id = parse_hub_id(source)
+    if hub_id is not None:
+        return fetch_from_hub(hub_id, hub=hub, progress=progress)
+    raise CheckpointError(
+        f"no model {str(source)[:200]!r} was found",
+        why=f"there is no such file or folder; the catalog holds {', '.join(sorted(catalog))}",
+        fix="give a folder of config.json and .safetensors files, a .gguf file, a catalog name or "
+        "a hub id: owner/name, owner/name@revision, owner/name:Q4_K_M or owner/name/file.gguf",
+    )
+
+
+def local_path(source: str | Path) -> Path | None:
+    """Return the path that `source` is, None if nothing is there.
+
+    Raises: CheckpointError for what cannot be a path.
     """
     try:
         path = Path(source).expanduser()
         # Between its two names a checkpoint that is being replaced bears the second.
-        for place in (path, previous_of(path)) if path.name else (path,):
-            if place.exists():
-                return place
+        places = (path, previous_of(path)) if path.name else (path,)
+        return next((place for place in places if place.exists()), None)
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{str(source)[:200]!r} is no path", why=str(error)[:80]) from error
-    catalog = load_catalog()
-    if isinstance(source, str) and source in catalog:
-        return fetch(source, cache_dir or default_cache_dir(), progress=progress)
-    raise CheckpointError(
-        f"no model {str(source)[:200]!r} was found",
-        why=f"there is no such file or folder; the catalog holds {', '.join(sorted(catalog))}",
-        fix="give a folder of config.json and .safetensors files, a .gguf file or a catalog name; "
-        "hub ids (owner/name) are not fetched: download their files and give the folder",
-    )
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
