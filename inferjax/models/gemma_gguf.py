@@ -38,11 +38,13 @@ def _gemma3(facts: Facts, config: Mapping[str, Any]) -> dict[str, Any]:
     reader, num_layers = facts.reader, config["num_hidden_layers"]
     window = reader.integer("attention.sliding_window", 0, low=0, high=2**30)
     kinds = read_layer_types(reader, num_layers, 6 if window else 1)
+    if not window and "sliding_attention" in kinds:
+        reader.refuse("attention.sliding_window", None, "its pattern says that layers slide")
     return {
         "query_pre_attn_scalar": _query_scale(config, "gemma3"),
         "rope_local_base_freq": reader.number("rope.freq_base_swa", 10_000.0),
         "sliding_window": window or None,
-        "layer_types": kinds if window else ["full_attention"] * num_layers,
+        "layer_types": kinds,
     }
 
 

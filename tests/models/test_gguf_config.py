@@ -167,6 +167,9 @@ def test_gemma3_without_a_window_is_global():
     assert {s.attention.window for s in config("gemma3").layers} == {None}
     ropes = {s.attention.rope.theta for s in config("gemma3", **{"rope.freq_base": 1e6}).layers}
     assert ropes == {1e6}
+    assert config("gemma3", **{"attention.sliding_window_pattern": 1}) == config("gemma3")
+    with pytest.raises(UnsupportedConfig, match="sliding_window"):
+        config("gemma3", **{"attention.sliding_window_pattern": 6})
 
 
 @pytest.mark.parametrize("kinds", [np.array([True, False, True, True]), [1, 0, 1, 1]])
