@@ -23,7 +23,7 @@ from inferjax.checkpoint.tensor_file import TensorFile
 from inferjax.config import ModelConfig
 from inferjax.errors import CheckpointError
 from inferjax.models.family import Family, model_sources, read_config
-from inferjax.models.gguf_config import hf_config
+from inferjax.models.gguf_config import hf_config, read_pooling_type
 from inferjax.models.gguf_format import GgufFormat, Part, Stored
 from inferjax.models.gguf_tensors import find_tensor
 from inferjax.models.registry import family_for, gguf_family_for
@@ -49,7 +49,8 @@ class Checkpoint:
         """Return the model's facts."""
         config = read_config(self.family, self.raw, max_context)
         if self.gguf is not None:
-            return config
+            pooling = read_pooling_type(self.file.metadata, self.gguf.architecture)
+            return dataclasses.replace(config, pooling=pooling)
         pooling = read_pooling(self.path if self.path.is_dir() else self.path.parent, config)
         if pooling is None:
             return config

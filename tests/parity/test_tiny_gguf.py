@@ -17,6 +17,8 @@ from inferjax.models.family import read_config
 from inferjax.models.registry import FAMILIES, family_for
 
 FILES = sorted(path.stem for path in (TINY.parent / "tiny_gguf").glob("*.gguf"))
+GENERATORS = [name for name in FILES if "logits" in expected(name)]
+EMBEDDERS = [name for name in FILES if "embeddings" in expected(name)]
 # Files whose weights have fewer bits than the reference's; of the others, all bits are there.
 ROUNDED = ("deepseek_v3", "gpt2", "gpt_oss", "qwen3", "qwen3_moe")
 # What the format cannot say, and its readers take for granted.
@@ -43,6 +45,7 @@ def test_every_architecture_has_a_file():
     # A Mistral without a window is a Llama in GGUF, and converters write no windows of Mistrals.
     assert readable - found == {"mistral"}
     assert {name for name in FILES if from_gguf(name).tokenizer is None} == set()
+    assert EMBEDDERS
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -59,12 +62,23 @@ def test_weights_are_the_reference_s(name):
         assert np.abs(left - right).max() <= share * np.abs(right).max()
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", GENERATORS)
 def test_logits_are_the_reference_s(name):
     model, known = from_gguf(name), expected(name)
     logits = np.asarray(ij.forward(model.params, model.config, known["tokens"]))
     wanted = known["logits"]
     if name in ROUNDED or name in UNSAID:
         wanted = np.asarray(ij.forward(model.params, reference_config(name), known["tokens"]))
-    worst = np.abs(logits - wanted).max() / known["logits"].std()
-    assert worst <= PARITY_LOGITS_F32, f"{worst:.1e} of the logits' standard deviation"
+    assert_close(logits, wanted)
+
+
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_embeddings_are_the_reference_s(name):
+    model, known = from_gguf(name), expected(name)
+    vectors = ij.embed(model.params, model.config, known["tokens"], known["lengths"])
+    assert_close(np.asarray(vectors), known["embeddings"])
+
+
+def assert_close(got, wanted):
+    worst = np.abs(got - wanted).max() / wanted.std()
+    assert worst <= PARITY_LOGITS_F32, f"{worst:.1e} of the standard deviation"
