@@ -21,8 +21,9 @@ from inferjax.models.gguf_format import (
 from inferjax.models.hf import MAX_EXPERTS
 
 _SIGMOID = 2
-# Files older than the keys for groups of experts: the releases with this many have these groups.
-_GROUPED_EXPERTS, _OLD_GROUPS = 256, (8, 4)
+# Number of experts -> groups, and groups per token: what files older than the keys for them leave
+# out. V2 has the first, V3 and its descendants of the same size the second, others no groups.
+_OLD_GROUPS = {160: (8, 3), 256: (8, 4)}
 
 
 def _latent_heads(facts: Facts, _dim: int) -> dict[str, Any]:
@@ -61,28 +62,27 @@ def _scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**scaling, "mscale": mscale, "mscale_all_dim": mscale}
 
 
-def _v2(facts: Facts, config: Mapping[str, Any]) -> dict[str, Any]:
-    reader = facts.reader
-    reader.expect("expert_gating_func", 1)
-    groups = reader.integer("expert_group_count", 1, high=MAX_EXPERTS)
+def _groups(facts: Facts, config: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many groups experts form, and how many of them a token keeps."""
+    groups, kept = _OLD_GROUPS.get(config["n_routed_experts"], (1, 1))
+    groups = facts.reader.integer("expert_group_count", groups, high=MAX_EXPERTS)
+    key = "expert_group_used_count"
     return {
-        "rope_scaling": _scaling(config),
-        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
         "n_group": groups,
-        "topk_group": reader.integer("expert_group_used_count", 1, high=groups),
+        "topk_group": facts.reader.integer(key, min(kept, groups), high=groups),
     }
+
+
+def _v2(facts: Facts, config: Mapping[str, Any]) -> dict[str, Any]:
+    facts.reader.expect("expert_gating_func", 1)
+    groups = _groups(facts, config)
+    method = "group_limited_greedy" if groups["n_group"] > 1 else "greedy"
+    return {"rope_scaling": _scaling(config), "topk_method": method, **groups}
 
 
 def _v3(facts: Facts, config: Mapping[str, Any]) -> dict[str, Any]:
-    reader = facts.reader
-    reader.expect("expert_gating_func", _SIGMOID)
-    groups, kept = _OLD_GROUPS if config["n_routed_experts"] == _GROUPED_EXPERTS else (1, 1)
-    groups = reader.integer("expert_group_count", groups, high=MAX_EXPERTS)
-    return {
-        "rope_scaling": _scaling(config),
-        "n_group": groups,
-        "topk_group": reader.integer("expert_group_used_count", min(kept, groups), high=groups),
-    }
+    facts.reader.expect("expert_gating_func", _SIGMOID)
+    return {"rope_scaling": _scaling(config), **_groups(facts, config)}
 
 
 def _expansion(

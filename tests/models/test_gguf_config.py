@@ -378,6 +378,8 @@ def test_deepseek_versions_are_told_by_the_router():
     assert (router.num_groups, router.groups_per_token) == (1, 1)
     old = config("deepseek2", expert_gating_func=2, expert_count=256).layers[0].ffn.router
     assert (old.num_groups, old.groups_per_token) == (8, 4)
+    old = config("deepseek2", expert_count=160).layers[0].ffn.router
+    assert (old.num_groups, old.groups_per_token) == (8, 3)
     groups = {"expert_group_count": 4, "expert_group_used_count": 2}
     grouped = config("deepseek2", **groups).layers[0].ffn.router
     assert (grouped.num_groups, grouped.groups_per_token, grouped.group_score) == (4, 2, "best")
