@@ -10,14 +10,20 @@ import numpy as np
 import tqdm
 
 from inferjax.checkpoint.matching import match_tensors
-from inferjax.checkpoint.opened import Checkpoint, find_model, open_checkpoint, read_model_config
+from inferjax.checkpoint.opened import (
+    Checkpoint,
+    find_model,
+    open_checkpoint,
+    read_model_config,
+    read_tokenizer,
+)
 from inferjax.checkpoint.orbax import is_saved, read_orbax, read_saved_config
 from inferjax.checkpoint.reading import read_leaves
 from inferjax.config import ModelConfig
 from inferjax.errors import UnsupportedConfig
 from inferjax.models.hf import DTYPES
 from inferjax.params import Params
-from inferjax.tokenizer import Tokenizer, tokenizer_from_directory, tokenizer_from_gguf
+from inferjax.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +65,7 @@ def load(
         config = checkpoint.config(max_context)
         config = dataclasses.replace(config, dtype=_weights_dtype(dtype, config))
         params = _read_params(checkpoint, config, progress)
-        tokenizer = _read_tokenizer(checkpoint)
+        tokenizer = read_tokenizer(checkpoint.path, checkpoint.gguf and checkpoint.file.metadata)
     finally:
         checkpoint.file.close()
     return Model(
@@ -76,11 +82,10 @@ def _load_saved(path: Path, dtype: Any, progress: bool) -> Model:
     """Load what `save` wrote by Orbax."""
     config, raw = read_saved_config(path)
     config = dataclasses.replace(config, dtype=_weights_dtype(dtype, config))
-    has_tokenizer = (path / "tokenizer.json").exists()
     return Model(
         config=config,
         params=read_orbax(path, config, progress=progress),
-        tokenizer=tokenizer_from_directory(path) if has_tokenizer else None,
+        tokenizer=read_tokenizer(path),
         family=config.family,
         path=path,
         raw=raw,
@@ -102,13 +107,6 @@ def _weights_dtype(wanted: Any, config: ModelConfig) -> str:
     if name not in DTYPES:
         raise UnsupportedConfig(f"dtype is {name!r}", why=f"weights are {', '.join(DTYPES)}")
     return name
-
-
-def _read_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
-    if checkpoint.gguf is not None:
-        return tokenizer_from_gguf(checkpoint.file.metadata)
-    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    return tokenizer_from_directory(folder) if (folder / "tokenizer.json").exists() else None
 
 
 def _read_params(checkpoint: Checkpoint, config: ModelConfig, progress: bool) -> Params:

@@ -28,6 +28,7 @@ from inferjax.models.gguf_format import GgufFormat, Part, Stored
 from inferjax.models.gguf_tensors import find_tensor
 from inferjax.models.registry import family_for, gguf_family_for
 from inferjax.models.sources import Tensor
+from inferjax.tokenizer import Tokenizer, tokenizer_from_directory, tokenizer_from_gguf
 
 CONFIG_NAME = "config.json"
 
@@ -124,9 +125,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises: CheckpointError for files that are missing, damaged or pickles; UnsupportedModel for an
       unknown family.
     """
-    gguf = path if path.suffix == ".gguf" else _lone_gguf(path)
+    gguf = path if path.suffix == ".gguf" else lone_gguf(path)
     if gguf is not None:
-        return _open_gguf(gguf)
+        return open_gguf_checkpoint(gguf)
     file = open_safetensors(path)
     raw = read_config_file(path if path.is_dir() else path.parent)
     family = family_for(raw.get("model_type"), raw.get("architectures"))
@@ -138,7 +139,7 @@ def read_model_config(path: Path) -> ModelConfig:
     if is_saved(path):
         return read_saved_config(path)[0]
     pooled = (path / MODULES_NAME).is_file()
-    if pooled or not path.is_dir() or _lone_gguf(path) is not None:
+    if pooled or not path.is_dir() or lone_gguf(path) is not None:
         return open_checkpoint(path).config()
     raw = read_config_file(path)
     return read_config(family_for(raw.get("model_type"), raw.get("architectures")), raw)
@@ -159,14 +160,29 @@ def read_config_file(folder: Path) -> dict[str, Any]:
     return read_object(path)
 
 
-def _lone_gguf(path: Path) -> Path | None:
+def read_tokenizer(path: Path, gguf: Mapping[str, object] | None = None) -> Tokenizer | None:
+    """Return the tokenizer of a GGUF file's metadata, or beside the weights; None if there is none.
+
+    Raises: TokenizerError, TemplateError.
+    """
+    if gguf is not None:
+        return tokenizer_from_gguf(gguf)
+    folder = path if path.is_dir() else path.parent
+    return tokenizer_from_directory(folder) if (folder / "tokenizer.json").exists() else None
+
+
+def lone_gguf(path: Path) -> Path | None:
     """Return the GGUF model, or its first part, of a folder that has no safetensors."""
     if not path.is_dir() or any(path.glob("*.safetensors*")):
         return None
     return gguf_in_folder(path)
 
 
-def _open_gguf(path: Path) -> Checkpoint:
+def open_gguf_checkpoint(path: Path) -> Checkpoint:
+    """Open a GGUF file, which describes its model itself.
+
+    Raises: CheckpointError, UnsupportedModel, UnsupportedConfig.
+    """
     file = open_gguf(path)
     family, gguf = gguf_family_for(file.metadata)
     raw = hf_config(gguf, family.model_types[0], file.metadata, file.entries.keys(), file.read)

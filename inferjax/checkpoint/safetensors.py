@@ -93,6 +93,13 @@ def _find(folder: Path) -> Path:
             return folder / name
     names = sorted(child.name for child in folder.iterdir() if child.is_file())
     shards = [name for name in names if name.endswith(".safetensors")]
+    if "adapter_config.json" in names:
+        raise CheckpointError(
+            f"{folder} is an adapter, not a model",
+            why="it holds changes to the weights of another model, which its "
+            "adapter_config.json names",
+            fix="merge it into that model, and load the folder that this writes",
+        )
     pickles = [name for name in names if Path(name).suffix in PICKLE_SUFFIXES]
     if pickles and not shards:
         refuse_pickle(folder, ", ".join(pickles[:4]))

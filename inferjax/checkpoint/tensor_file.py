@@ -11,7 +11,7 @@ import mmap
 import os
 import stat
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -51,6 +51,11 @@ class TensorFile(Protocol):
     @property
     def metadata(self) -> Mapping[str, object]:
         """What the file says beside its tensors."""
+        ...
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        """The files that hold the tensors."""
         ...
 
     def read(self, name: str) -> Shaped[np.ndarray, "..."]:
@@ -116,6 +121,7 @@ class MappedTensors:
         self._decode = decode
         self.entries = {name: tensor.entry for name, tensor in self._stored.items()}
         self.metadata = metadata
+        self.paths = sorted({tensor.path for tensor in self._stored.values()})
 
     def read(self, name: str) -> Shaped[np.ndarray, "..."]:
         """Return one tensor, read-only (see `TensorFile.read`)."""

@@ -5,13 +5,16 @@ import dataclasses
 import json
 from typing import Any
 
-from inferjax.cli.setup import EXIT_OK, cache_folder, show_progress
+from inferjax.cli.setup import EXIT_OK, EXIT_PARTIAL, cache_folder, show_progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     parser.add_argument(
-        "source", nargs="?", metavar="NAME_OR_PATH", help="describe this model instead of listing"
+        "source",
+        nargs="?",
+        metavar="MODEL",
+        help="describe this path, catalog name or hub id instead of listing",
     )
     parser.add_argument(
         "--fetch", action="store_true", help="fetch the named catalog model, or all of them"
@@ -20,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the catalog or describe one model."""
+    """List the catalog or describe one model; 1 if the model cannot be loaded."""
     from inferjax.checkpoint import catalog
 
     known = catalog.load_catalog()
@@ -34,41 +37,57 @@ def run(args: argparse.Namespace) -> int:
     entry = next((row for row in rows if row["name"] == args.source), {})
     facts = entry if entry and not entry["cached"] else entry | describe(args.source)
     print(json.dumps(facts) if args.json else listing(facts))
-    return EXIT_OK
+    return EXIT_PARTIAL if facts.get("problems") else EXIT_OK
 
 
 def describe(source: str) -> dict[str, Any]:
-    """Return what a checkpoint is, from its config and its files' sizes; no weight is read."""
-    from inferjax.checkpoint.load import config_only
-    from inferjax.checkpoint.opened import find_model
-    from inferjax.kv.cache import token_bytes
-    from inferjax.models.params import num_parameters
+    """Return what a checkpoint is and what keeps it from being loaded; no weight is read."""
+    from inferjax.checkpoint.hub_files import parse_hub_id
+    from inferjax.checkpoint.opened import find_model, local_path
+    from inferjax.checkpoint.summary import summarize, summarize_hub
 
-    path = find_model(source, cache_folder(), progress=False)
-    config = config_only(path)
-    files = sorted(path.glob("*.safetensors")) or sorted(path.glob("*.gguf"))
-    return {
-        "path": str(path),
-        "architecture": config.family,
-        "num_parameters": num_parameters(config),
-        "num_bytes": sum(file.stat().st_size for file in (files if path.is_dir() else [path])),
-        "context": config.max_context,
-        "num_layers": config.num_layers,
-        "model_dim": config.model_dim,
-        "vocab_size": config.vocab_size,
-        "dtype": config.dtype,
-        "cache_bytes_per_token": token_bytes(config, config.dtype),
-    }
+    hub_id = parse_hub_id(source) if local_path(source) is None else None
+    if hub_id is not None:
+        summary = summarize_hub(hub_id)
+    else:
+        summary = summarize(find_model(source, cache_folder(), progress=False))
+    found = dataclasses.asdict(summary)
+    model = found.pop("model") or {}
+    return {**found, **model}
 
 
 def listing(facts: dict[str, Any]) -> str:
-    """Return facts for people, one a line."""
+    """Return facts for people, one a line; what is wrong comes last."""
+    facts = dict(facts)
+    problems, layers = facts.pop("problems", ()), facts.pop("layers", ())
     shown = {name.replace("num_", "").replace("_", " "): value for name, value in facts.items()}
-    width = max(map(len, shown))
-    return "\n".join(
-        f"{name.ljust(width)}  {f'{value:,}' if type(value) is int else value}"
-        for name, value in shown.items()
-    )
+    rows = [(name, _value(value)) for name, value in shown.items() if value not in (None, (), {})]
+    rows += [("of which" if i == 0 else "", _layers(kind)) for i, kind in enumerate(layers)]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name.ljust(width)}  {value}" for name, value in rows]
+    if problems:
+        lines += ["", "cannot be loaded:", *(f"- {text}" for text in problems)]
+    return "\n".join(lines)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_value(inner)}" for name, inner in value.items())
+    if isinstance(value, list | tuple):
+        more = f" and {len(value) - 8} more" if len(value) > 8 else ""
+        return ", ".join(map(str, value[:8])) + more
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _layers(kind: dict[str, Any]) -> str:
+    """Describe layers that are alike in one line."""
+    heads = f"{kind['num_heads']} heads on {kind['num_kv_heads']} of {kind['head_dim']}"
+    window = f" over {kind['window']:,} tokens" if kind["window"] else ""
+    experts = f", {kind['experts_per_token']} of {kind['num_experts']} experts"
+    feed = f"feed-forward of {kind['ffn_dim']:,}{experts if kind['num_experts'] else ''}"
+    return f"{kind['num_layers']} {kind['attention']}{window}: {heads}, {feed}"
 
 
 def list_catalog() -> list[dict[str, Any]]:

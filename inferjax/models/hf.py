@@ -216,6 +216,7 @@ def read_common(reader: ConfigReader, architectures: Sequence[str]) -> Head:
             f"config.json: architectures is {str(given)[:200]}",
             why="the checkpoint was saved for another task or model",
             fix=f"use a checkpoint of {', '.join(known)}",
+            key="architectures",
         )
     _refuse_quantized(reader)
     for key in ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"):
@@ -256,6 +257,7 @@ def _refuse_quantized(reader: ConfigReader) -> None:
         f"config.json: the weights are quantized ({str(method)[:40]})",
         why="quantized safetensors checkpoints are not read yet",
         fix="use a float32, float16 or bfloat16 checkpoint, or a GGUF file",
+        key="quantization_config",
     )
 
 

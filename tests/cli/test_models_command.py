@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,24 @@ def test_models_does_not_fetch_unless_asked(cache, capsys):
 def test_models_unknown_name_says_which_are_known(cache, capsys, words):
     assert cli.main(["models", *words]) == 2
     assert "smollm2-135m-instruct" in capsys.readouterr().err
+
+
+def test_models_tells_all_that_keeps_a_checkpoint_from_being_loaded(cache, capsys, tiny, tmp_path):
+    folder = shutil.copytree(tiny / "llama", tmp_path / "bad")
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"odd": 1, "hidden_act": "what"}))
+    assert cli.main(["models", str(folder)]) == 1
+    out = capsys.readouterr().out
+    assert "parameters             142,784" in out
+    problems = out.split("cannot be loaded:\n")[1].splitlines()
+    assert len(problems) == 2
+    assert "odd" in out
+    assert cli.main(["models", "--json", str(folder)]) == 1
+    assert len(json.loads(capsys.readouterr().out)["problems"]) == 2
+
+
+def test_models_describes_layers_in_words(cache, capsys, tiny):
+    assert cli.main(["models", str(tiny / "mixtral_window")]) == 0
+    out = capsys.readouterr().out
+    assert "sliding over" in out
+    assert "of 4 experts" in out or "experts" in out
