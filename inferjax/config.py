@@ -309,7 +309,7 @@ def check_setting(settings: Any, name: str, smallest: int, largest: int) -> None
         )
 
 
-ATTENTION_IMPLEMENTATIONS = ("auto", "xla", "reference")
+ATTENTION_IMPLEMENTATIONS = ("auto", "cpu", "xla", "reference")
 KV_DTYPES = ("float32", "bfloat16", "float16")
 LARGEST_SETTING = 1 << 20
 SMALLEST_SETTINGS = {
@@ -345,7 +345,7 @@ class Exec:
 
     exact: bool = False
     tile: int = 8
-    attention: Literal["auto", "xla", "reference"] = "auto"
+    attention: Literal["auto", "cpu", "xla", "reference"] = "auto"
     page_size: int = 64
     kv_dtype: str | None = None
     prefill_chunk: int = 512

@@ -6,6 +6,9 @@ A tolerance is never loosened in the change that makes a test pass.
 # Softmax and two dot products of a few dozen float32 terms of order one.
 ATTENTION_F32 = {"rtol": 2e-5, "atol": 2e-6}
 
+# The same, rounded to bfloat16 at the end: half a unit of its 8 bits.
+ATTENTION_BF16 = {"rtol": 2**-8, "atol": 2e-6}
+
 # A dot product of a few dozen float32 terms of order one.
 MATMUL_F32 = {"rtol": 2e-5, "atol": 2e-5}
 

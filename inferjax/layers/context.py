@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from inferjax.errors import KernelUnavailable
 from inferjax.kv.cache import KVCache, locate, page_size_of, write
 from inferjax.pytree import pytree, static
+from pallas_kernels import unavailable
 from pallas_kernels.paged_attention import paged_attention
 
 # Query rows per block of dense attention: bounds the scores to [B, K, G, 256, S].
@@ -62,33 +64,53 @@ def attend[C: (Dense, Paged)](
     group: int,
     layer: int | Int[Array, ""],
 ) -> tuple[Float[Array, "B T K G Hv"], C]:
-    """Attend from q to the context extended by `kv`; `layer` counts within the cache group."""
+    """Attend from q to the context extended by `kv`; `layer` counts within the cache group.
+
+    Raises: KernelUnavailable where the implementation asked for cannot run.
+    """
     if isinstance(context, Dense):
         return _attend_dense(context.positions, q, kv, mask), context
     pool = context.cache.groups[group]
     table = context.block_tables[group]
-    positions = context.positions
     pages, offsets = locate(
-        table, positions, page_size=page_size_of(context.cache), num_pages=pool.shape[1]
+        table, context.positions, page_size=page_size_of(context.cache), num_pages=pool.shape[1]
     )
     pool = write(pool, layer, kv, pages, offsets)
-    out = paged_attention(
-        q,
-        pool,
-        layer,
-        table,
-        positions,
-        context.lengths,
-        scale=mask.scale,
-        value_dim=mask.value_dim,
-        window=mask.window,
-        softcap=mask.softcap,
-        sinks=mask.sinks,
-        implementation=context.implementation,
-    )
+    out = _attend_pages(context, q, pool, layer, table, mask)
     pools = context.cache.groups
     cache = KVCache(groups=(*pools[:group], pool, *pools[group + 1 :]))
     return out, dataclasses.replace(context, cache=cache)
+
+
+def _attend_pages(
+    context: Paged,
+    q: Float[Array, "B T K G W"],
+    pool: Float[Array, "L P K C S W"],
+    layer: int | Int[Array, ""],
+    table: Int[Array, "B M"],
+    mask: Mask,
+) -> Float[Array, "B T K G Hv"]:
+    try:
+        return paged_attention(
+            q,
+            pool,
+            layer,
+            table,
+            context.positions,
+            context.lengths,
+            scale=mask.scale,
+            value_dim=mask.value_dim,
+            window=mask.window,
+            softcap=mask.softcap,
+            sinks=mask.sinks,
+            implementation=context.implementation,
+        )
+    except unavailable.KernelUnavailable as error:
+        raise KernelUnavailable(
+            f"attention={context.implementation!r} cannot run",
+            why=str(error),
+            fix='use attention="auto", which takes what there is',
+        ) from error
 
 
 def _attend_dense(

@@ -5,9 +5,10 @@ from typing import Any
 
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.paged_attention import reference, xla
+from pallas_kernels.paged_attention import cpu, reference, xla
 
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
+    "cpu": cpu.paged_attention,
     "xla": xla.paged_attention,
     "reference": reference.paged_attention,
 }

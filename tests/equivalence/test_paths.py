@@ -15,24 +15,29 @@ from tiny_models import padded, prompts_of, tiny_model
 from tolerances import LOGITS_F32, TINY_LOGPROBS_F32
 
 import inferjax as ij
+from tests.kernels import native_library
 
 FAMILIES = ("llama", "gpt_oss", "deepseek_v3", "gemma3_text", "gpt2")
 LENGTHS = (1, 7, 20)
 EXECS = {
     "xla": ij.Exec(page_size=8, attention="xla"),
+    "cpu": ij.Exec(page_size=8, attention="cpu"),
     "reference": ij.Exec(page_size=8, attention="reference"),
     "exact": ij.Exec(page_size=8, exact=True),
 }
 
 
 def routes() -> list:
-    quick = [("llama", name) for name in EXECS] + [("gpt_oss", "xla"), ("deepseek_v3", "xla")]
+    quick = [("llama", name) for name in EXECS] + [("gpt_oss", "cpu"), ("deepseek_v3", "cpu")]
+    quick += [("gpt_oss", "xla"), ("deepseek_v3", "xla"), ("gemma3_text", "cpu")]
     points = [(family, name) for family in FAMILIES for name in EXECS]
     return [p if p in quick else pytest.param(*p, marks=pytest.mark.slow) for p in points]
 
 
 @pytest.mark.parametrize(("family", "name"), routes())
 def test_paged_logits_equal_dense(family, name):
+    if name == "cpu":
+        native_library.require()
     model = tiny_model(family)
     rows, exec = prompts_of(model, LENGTHS), EXECS[name]
     dense = np.asarray(ij.forward(model.params, model.config, padded(rows, 20), list(LENGTHS)))

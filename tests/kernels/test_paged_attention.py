@@ -9,6 +9,7 @@ import pytest
 
 from pallas_kernels.paged_attention import IMPLEMENTATIONS, paged_attention
 from pallas_kernels.paged_attention.cases import CASES, Case
+from tests.kernels import native_library
 from tests.tolerances import ATTENTION_F32
 
 NUM_LAYERS, LAYER = 2, 1
@@ -62,6 +63,9 @@ def make_arrays(case: Case, seed: int = 0, *, poison: float = 0.0, shuffle: bool
 
 @functools.cache
 def compiled(case: Case, implementation: str):
+    if implementation == "cpu":
+        native_library.require()
+
     def run(q, pool, block_table, positions, lengths, sinks):
         return paged_attention(
             q,

@@ -1,10 +1,13 @@
 """Settings that cannot run are refused by name; the table of kernels matches what Exec accepts."""
 
+import numpy as np
 import pytest
+from tiny_models import tiny_model
 
 import inferjax as ij
 from inferjax.config import ATTENTION_IMPLEMENTATIONS, SMALLEST_SETTINGS
 from inferjax.errors import KernelUnavailable, UnsupportedConfig
+from pallas_kernels import native, unavailable
 from pallas_kernels.paged_attention import IMPLEMENTATIONS
 
 
@@ -33,3 +36,16 @@ def test_exec_refuses_a_cache_dtype_it_cannot_store():
 
 def test_exec_accepts_exactly_the_kernels_that_exist():
     assert set(ATTENTION_IMPLEMENTATIONS) == {"auto", *IMPLEMENTATIONS}
+
+
+def test_a_kernel_that_cannot_run_is_a_typed_error(monkeypatch):
+    def missing(symbol):
+        raise unavailable.KernelUnavailable(f"no library with {symbol}")
+
+    monkeypatch.setattr(native, "target", missing)
+    model = tiny_model("llama")
+    cache = ij.init_cache(model.config, num_pages=4, exec=ij.Exec(page_size=8))
+    inputs = ij.make_inputs([[1, 2, 3]], lengths=[3], block_tables=(np.array([[1]], np.int32),))
+    with pytest.raises(KernelUnavailable, match="no library with PkPagedAttention") as caught:
+        ij.extend(model.params, model.config, cache, inputs, exec=ij.Exec(attention="cpu"))
+    assert 'use attention="auto"' in str(caught.value)

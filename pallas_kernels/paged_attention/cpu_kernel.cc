@@ -1,0 +1,251 @@
+// Attention of one unit: some queries of one sequence and key head over the keys that they see.
+#include "pallas_kernels/paged_attention/cpu_rows.h"
+#include "pallas_kernels/paged_attention/cpu_tiles.h"
+
+namespace pk {
+namespace PK_VARIANT {
+namespace paged_attention {
+
+// The factors of a tile's int8 keys and values.
+struct Factors {
+  float keys[kTile], values[kTile];
+};
+
+// What indexing does in JAX: negative numbers count from the end, and what is left is clamped.
+PK_INLINE int64_t Inside(int64_t index, int64_t size) {
+  if (index < 0) index += size;
+  return index < 0 ? 0 : index >= size ? size - 1 : index;
+}
+
+// The pool's slot (a row of `width` elements) of a position's key.
+PK_INLINE int64_t KeySlot(const Problem& p, const Unit& unit, int64_t position) {
+  const int32_t* pages = p.table + unit.sequence * p.table_width;
+  const int64_t page = Inside(pages[position / p.page_size], p.pages);
+  const int64_t layer = Inside(p.layers[unit.sequence], p.layers_in_pool);
+  const int64_t head = (layer * p.pages + page) * p.heads + unit.head;
+  return head * p.planes * p.page_size + position % p.page_size;
+}
+
+// Finds the keys and values of a tile that starts at position `start`.
+template <typename Element>
+void Locate(const Problem& p, const Unit& unit, int64_t start, Tile<Element>& tile,
+            Factors& factors) {
+  const Element* pool = static_cast<const Element*>(p.pool);
+  const int64_t value_plane = (p.planes - 1) * p.page_size;
+  for (int64_t k = tile.begin; k < tile.end;) {
+    const int64_t slot = KeySlot(p, unit, start + k);
+    const int64_t in_page = p.page_size - (start + k) % p.page_size, in_tile = tile.end - k;
+    const int64_t run = in_page < in_tile ? in_page : in_tile;
+    for (int64_t i = 0; i < run; ++i) {
+      tile.keys[k + i] = pool + (slot + i) * p.width;
+      tile.values[k + i] = pool + (slot + value_plane + i) * p.width;
+    }
+    if (p.pool_scales) {
+      memcpy(factors.keys + k, p.pool_scales + slot, run * sizeof(float));
+      memcpy(factors.values + k, p.pool_scales + slot + value_plane, run * sizeof(float));
+    }
+    k += run;
+  }
+  FillAround(tile);
+}
+
+// Unpacks a tile to float32 rows of whole vectors.
+template <typename Element>
+void Stage(const Problem& p, const Tile<Element>& from, float* staged, Tile<float>& to) {
+  const int64_t width = RoundUp(p.width, kLanes);
+  to.begin = from.begin;
+  to.end = from.end;
+  for (int64_t k = from.begin; k < from.end; ++k) {
+    float* key = staged + k * width;
+    float* value = p.planes == 1 ? key : key + kTile * width;
+    UnpackRow(from.keys[k], p.width, key);
+    if (p.planes > 1) UnpackRow(from.values[k], p.width, value);
+    to.keys[k] = key;
+    to.values[k] = value;
+  }
+  FillAround(to);
+}
+
+// The positions of a tile that a row sees, from vector to vector.
+struct Part {
+  int64_t begin, end, first, last;
+};
+
+// Scales, caps and masks a row's scores, and returns the highest of them.
+PK_INLINE float MaskScores(const Problem& p, const Factors& factors, const Part& part,
+                           float* scores) {
+  const Vec begin = Broadcast(static_cast<float>(part.begin));
+  const Vec end = Broadcast(static_cast<float>(part.end));
+  const Vec hidden = Broadcast(-__builtin_inff());
+  Vec highest = Broadcast(kMasked);
+  for (int64_t k = part.first; k < part.last; k += kLanes) {
+    Vec score = Load(scores + k);
+    if (p.pool_scales) score = Mul(score, Load(factors.keys + k));
+    if (p.softcap != 0.0f) {
+      score = Mul(Broadcast(p.softcap), Tanh(Div(score, Broadcast(p.softcap))));
+    }
+    if (k < part.begin || k + kLanes > part.end) {
+      const Vec position = Add(LaneIndex(), Broadcast(static_cast<float>(k)));
+      score = SelectLess(position, begin, hidden, SelectLess(position, end, score, hidden));
+    }
+    Store(scores + k, score);
+    highest = Max(highest, score);
+  }
+  return LargestLane(highest);
+}
+
+// Turns a row's scores into weights, and moves its peak and its weights' sum along.
+PK_INLINE void Weigh(const Problem& p, const Factors& factors, const Part& part, const Rows& rows,
+                     const Sums& sums, int64_t row) {
+  float* scores = rows.scores + row * kTile;
+  const float highest = MaskScores(p, factors, part, scores), old_peak = sums.peak[row];
+  const float peak = highest > old_peak ? highest : old_peak, kept = Exp(old_peak - peak);
+  Vec total = Mul(Load(rows.totals + row * kLanes), Broadcast(kept));
+  for (int64_t k = part.first; k < part.last; k += kLanes) {
+    const Vec weight = Exp(Sub(Load(scores + k), Broadcast(peak)));
+    total = Add(total, weight);
+    Store(scores + k, p.pool_scales ? Mul(weight, Load(factors.values + k)) : weight);
+  }
+  Store(rows.totals + row * kLanes, total);
+  sums.peak[row] = peak;
+  rows.kept[row] = kept;
+}
+
+// Adds a tile to the sums of kRows rows, unless none of them sees any of it.
+template <typename Element, int kRows>
+void AddTile(const Tile<Element>& tile, const Factors& factors, int64_t start, const Rows& rows,
+             const Sums& sums, int64_t row) {
+  const Problem& p = rows.problem;
+  Part parts[kRows];
+  int64_t begin = kTile, end = 0;
+  for (int r = 0; r < kRows; ++r) {
+    Part& part = parts[r];
+    part.begin = rows.begin[row + r] > start ? rows.begin[row + r] - start : 0;
+    part.end = rows.end[row + r] < start + kTile ? rows.end[row + r] - start : kTile;
+    if (part.begin >= part.end) continue;
+    begin = part.begin < begin ? part.begin : begin;
+    end = part.end > end ? part.end : end;
+  }
+  if (begin >= end) return;
+  float* scores = rows.scores + row * kTile;
+  Score<Element, kRows>(rows.q + row * rows.width, rows.width, tile, begin, end, p.scale,
+                        row == 0 && p.planes > 1, scores);
+  for (int r = 0; r < kRows; ++r) {
+    Part& part = parts[r];
+    part.first = begin / kLanes * kLanes;
+    part.last = RoundUp(end, kLanes);
+    if (part.begin < part.end) {
+      Weigh(p, factors, part, rows, sums, row + r);
+    } else {
+      rows.kept[row + r] = 1.0f;
+      for (int64_t k = part.first; k < part.last; ++k) scores[r * kTile + k] = 0.0f;
+    }
+  }
+  AddValues<Element, kRows>(scores, rows.kept + row, tile, begin, end, sums.out + row * sums.width,
+                            sums.width);
+}
+
+template <typename Element>
+void AddTileToRows(const Tile<Element>& tile, const Factors& factors, int64_t start,
+                   const Rows& rows, const Sums& sums) {
+  int64_t row = 0;
+  for (; rows.count - row >= 4; row += 4) {
+    AddTile<Element, 4>(tile, factors, start, rows, sums, row);
+  }
+  if (rows.count - row >= 2) {
+    AddTile<Element, 2>(tile, factors, start, rows, sums, row);
+    row += 2;
+  }
+  if (rows.count > row) AddTile<Element, 1>(tile, factors, start, rows, sums, row);
+}
+
+// Sums a span from nothing.
+template <typename Element>
+void AddSpan(const Rows& rows, int64_t span, float* staged, const Sums& sums) {
+  const Problem& p = rows.problem;
+  sums.Clear();
+  memset(rows.totals, 0, rows.count * kLanes * sizeof(float));
+  for (int64_t start = span * kSpan; start < (span + 1) * kSpan; start += kTile) {
+    Tile<Element> tile;
+    Factors factors;
+    tile.begin = rows.unit.begin > start ? rows.unit.begin - start : 0;
+    tile.end = rows.unit.end < start + kTile ? rows.unit.end - start : kTile;
+    if (tile.begin >= tile.end) continue;
+    Locate(p, rows.unit, start, tile, factors);
+    if (IsStaged(p, rows.used)) {
+      Tile<float> unpacked;
+      Stage(p, tile, staged, unpacked);
+      AddTileToRows(unpacked, factors, start, rows, sums);
+    } else {
+      AddTileToRows(tile, factors, start, rows, sums);
+    }
+  }
+  for (int64_t r = 0; r < rows.count; ++r) {
+    sums.total[r] = SumLanes(Load(rows.totals + r * kLanes));
+  }
+}
+
+PK_INLINE void AddSpanOfType(const Rows& rows, int64_t span, float* staged, const Sums& sums) {
+  switch (rows.problem.pool_type) {
+    case Type::kFloat32:
+      return AddSpan<float>(rows, span, staged, sums);
+    case Type::kBfloat16:
+      return AddSpan<Bfloat16>(rows, span, staged, sums);
+    case Type::kFloat16:
+      return AddSpan<Float16>(rows, span, staged, sums);
+    case Type::kInt8:
+      return AddSpan<int8_t>(rows, span, staged, sums);
+  }
+}
+
+PK_INLINE float* TakeStaged(const Problem& p, const Rows& rows, Scratch& scratch) {
+  return IsStaged(p, rows.used) ? scratch.Take(2 * kTile * rows.width) : nullptr;
+}
+
+}  // namespace paged_attention
+
+// Computes a unit from its first to its last span.
+void PagedAttentionUnit(const ::pk::paged_attention::Problem& problem,
+                        const ::pk::paged_attention::Unit& unit, float* memory) {
+  using namespace paged_attention;
+  Scratch scratch(memory);
+  const Rows rows(problem, unit, scratch);
+  const Sums whole(scratch.Take(SumsFloats(problem, rows.count)), problem, rows.count);
+  const Sums span(scratch.Take(SumsFloats(problem, rows.count)), problem, rows.count);
+  float* staged = TakeStaged(problem, rows, scratch);
+  whole.Clear();
+  for (int64_t i = 0; i < NumSpans(unit); ++i) {
+    AddSpanOfType(rows, FirstSpan(unit) + i, staged, span);
+    Merge(whole, span);
+  }
+  Finish(rows, whole);
+}
+
+// Computes one span of a unit, whose sums are left for PagedAttentionMerge.
+void PagedAttentionSpan(const ::pk::paged_attention::Problem& problem,
+                        const ::pk::paged_attention::Unit& unit, int64_t span, float* memory,
+                        float* sums) {
+  using namespace paged_attention;
+  Scratch scratch(memory);
+  const Rows rows(problem, unit, scratch);
+  float* staged = TakeStaged(problem, rows, scratch);
+  AddSpanOfType(rows, FirstSpan(unit) + span, staged, Sums(sums, problem, rows.count));
+}
+
+// Merges the sums of a unit's spans, which lie one behind the other.
+void PagedAttentionMerge(const ::pk::paged_attention::Problem& problem,
+                         const ::pk::paged_attention::Unit& unit, float* spans, float* memory) {
+  using namespace paged_attention;
+  Scratch scratch(memory);
+  const Rows rows(problem, unit, scratch);
+  const int64_t floats = SumsFloats(problem, rows.count);
+  const Sums whole(scratch.Take(floats), problem, rows.count);
+  whole.Clear();
+  for (int64_t i = 0; i < NumSpans(unit); ++i) {
+    Merge(whole, Sums(spans + i * floats, problem, rows.count));
+  }
+  Finish(rows, whole);
+}
+
+}  // namespace PK_VARIANT
+}  // namespace pk

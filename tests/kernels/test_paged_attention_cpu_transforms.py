@@ -1,0 +1,150 @@
+"""The C++ implementation of paged attention inside jit, loops, vmap and derivatives."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.paged_attention.cases import CASES
+from tests.kernels import native_library
+from tests.kernels.test_paged_attention import LAYER, make_arrays
+from tests.tolerances import ATTENTION_F32
+
+native_library.require()
+
+CASE = next(case for case in CASES if case.name == "sinks and window")
+NAMES = ("q", "pool", "layer", "block_table", "positions", "lengths", "sinks")
+
+
+def attend(q, pool, layer, block_table, positions, lengths, sinks, implementation="cpu"):
+    return paged_attention(
+        q,
+        pool,
+        layer,
+        block_table,
+        positions,
+        lengths,
+        scale=0.25,
+        value_dim=CASE.value_dim,
+        window=CASE.window,
+        softcap=CASE.softcap,
+        sinks=sinks,
+        implementation=implementation,
+    )
+
+
+def make_operands(seed: int = 0) -> dict:
+    arrays = {**make_arrays(CASE, seed), "layer": np.int32(LAYER - seed % 2)}
+    return {name: jnp.asarray(arrays[name]) for name in NAMES}
+
+
+@pytest.mark.parametrize(
+    "mapped",
+    [
+        ("q",),
+        ("pool",),
+        ("layer",),
+        ("sinks",),
+        ("q", "block_table", "positions", "lengths"),
+        ("pool", "layer", "positions"),
+        NAMES,
+    ],
+    ids=" ".join,
+)
+def test_vmap_equals_one_call_each(mapped):
+    instances = [make_operands(seed) for seed in range(3)]
+    base = instances[0]
+    stacked = {n: jnp.stack([i[n] for i in instances]) if n in mapped else base[n] for n in NAMES}
+    axes = tuple(0 if n in mapped else None for n in NAMES)
+    out = jax.jit(jax.vmap(attend, in_axes=axes))(*stacked.values())
+    for index, instance in enumerate(instances):
+        alone = attend(**{n: (instance if n in mapped else base)[n] for n in NAMES})
+        np.testing.assert_array_equal(np.asarray(out[index]), np.asarray(alone))
+
+
+def test_nested_vmap_over_pools_and_then_queries():
+    pools, queries = make_operands(0), [make_operands(seed)["q"] for seed in (1, 2)]
+    rest = [pools[n] for n in NAMES[2:]]
+    both = jnp.stack([pools["pool"], pools["pool"] * 0.5])
+
+    def inner(pool):
+        return jax.vmap(lambda q: attend(q, pool, *rest))(jnp.stack(queries))
+
+    out = jax.vmap(inner, in_axes=0)(both)
+    for i, j in np.ndindex(2, 2):
+        np.testing.assert_array_equal(
+            np.asarray(out[i, j]), np.asarray(attend(queries[j], both[i], *rest))
+        )
+
+
+def test_forward_derivatives_are_those_of_xla():
+    operands = make_operands()
+    rest = [operands[n] for n in NAMES[2:]]
+
+    def along(implementation):
+        f = lambda q, pool: attend(q, pool, *rest, implementation=implementation)  # noqa: E731
+        moving = (operands["q"], operands["pool"])
+        return jax.jit(lambda: jax.jvp(f, moving, (moving[0] * 0.5, moving[1] * 0.1)))()
+
+    for got, known in zip(along("cpu"), along("xla"), strict=True):
+        np.testing.assert_allclose(np.asarray(got), np.asarray(known), **ATTENTION_F32)
+
+
+def test_reverse_derivatives_are_refused_as_those_of_xla_are():
+    operands = make_operands()
+    rest = [operands[n] for n in NAMES[1:]]
+    for implementation in ("cpu", "xla"):
+        loss = lambda q, *rest, how=implementation: attend(q, *rest, how).sum()  # noqa: E731
+        with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
+            jax.jit(jax.grad(loss))(operands["q"], *rest)
+
+
+def write_and_attend(pool, operands, steps: int, num_layers: int):
+    """Write a token into every layer and attend, step by step: what decoding does to its cache."""
+    batch = operands["lengths"].shape[0]
+    rows = jnp.arange(batch, dtype=jnp.int32)
+
+    def step(state):
+        i, pool, q = state
+        for layer in range(num_layers):
+            new = jnp.broadcast_to(q[:, 0, :, :1], (batch, *pool.shape[2:4], pool.shape[5]))
+            page = operands["block_table"][rows, (i // pool.shape[4]) % 2]
+            pool = pool.at[layer, page, :, :, i % pool.shape[4]].set(new)
+            q = q + attend(q, pool, layer, *[operands[n] for n in NAMES[3:]])
+        return i + 1, pool, q
+
+    return lax.while_loop(lambda s: s[0] < steps, step, (jnp.int32(0), pool, operands["q"]))[1:]
+
+
+def test_a_donated_cache_is_never_copied():
+    operands = make_operands()
+    pool = jnp.tile(operands.pop("pool"), (1, 50, 1, 1, 1, 1))
+    step = jax.jit(write_and_attend, static_argnums=(2, 3), donate_argnums=0)
+    program = step.lower(pool, operands, 3, 2).compile()
+    shape = ",".join(map(str, pool.shape))
+    text = program.as_text()
+    assert "PkPagedAttention" in text
+    assert not re.findall(rf"f32\[{shape}\]\S* (?:copy|transpose)\(.*", text)
+    assert program.memory_analysis().alias_size_in_bytes >= pool.nbytes
+    assert program.memory_analysis().temp_size_in_bytes < pool.nbytes / 2
+    pointer = pool.unsafe_buffer_pointer()
+    out, _ = step(pool, operands, 3, 2)
+    assert out.unsafe_buffer_pointer() == pointer
+
+
+def test_a_cache_that_a_loop_only_reads_is_not_copied():
+    operands = make_operands()
+    pool = jnp.tile(operands.pop("pool"), (1, 50, 1, 1, 1, 1))
+
+    def read(pool, operands):
+        def step(q, _):
+            return q + attend(q, pool, LAYER, *[operands[n] for n in NAMES[3:]]), None
+
+        return lax.scan(step, operands["q"], None, length=3)[0]
+
+    program = jax.jit(read).lower(pool, operands).compile()
+    assert program.memory_analysis().temp_size_in_bytes < pool.nbytes / 2
