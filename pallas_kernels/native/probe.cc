@@ -19,7 +19,7 @@ constexpr int64_t kChunkWords = 1 << 16;
 
 // Sums the words modulo 2^32, so that the order of the sum is no question.
 ffi::Error Probe(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> words,
-                 ffi::ResultBuffer<ffi::U32> sum, int64_t forced) {
+                 ffi::ResultBuffer<ffi::U32> sum, int64_t forced, int64_t max_threads) {
   const int variant = ChosenVariant(forced);
   if (variant < 0) return ffi::Error::InvalidArgument("this processor cannot run that variant");
   auto* sum_words = PK_PICK(SumWords, variant);
@@ -28,7 +28,8 @@ ffi::Error Probe(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> words,
   ParallelRanges(pool, count, (count + kChunkWords - 1) / kChunkWords,
                  [&](int64_t begin, int64_t end) {
                    total += sum_words(words.typed_data() + begin, end - begin);
-                 });
+                 },
+                 max_threads);
   *sum->typed_data() = total.load();
   return ffi::Error::Success();
 }
@@ -55,4 +56,5 @@ PK_HANDLER(PkProbe, pk::Probe,
                .Ctx<ffi::ThreadPool>()
                .Arg<ffi::Buffer<ffi::U32>>()
                .Ret<ffi::Buffer<ffi::U32>>()
-               .Attr<int64_t>("variant"));
+               .Attr<int64_t>("variant")
+               .Attr<int64_t>("max_threads"));

@@ -23,10 +23,28 @@
 
 #define PK_INLINE static inline __attribute__((always_inline))
 
+// For lambdas: between the parameters and the body.
+#define PK_INLINED __attribute__((always_inline))
+
 namespace pk {
 namespace PK_VARIANT {
 
 constexpr int kLanes = 16;
+
+template <int I>
+struct Index {
+  constexpr operator int() const { return I; }
+};
+
+// Calls body(Index<0>), ... body(Index<N - 1>): a loop over registers. GCC unrolls a plain nest of
+// loops too late to keep its arrays out of memory.
+template <int N, int I = 0, typename Body>
+PK_INLINE void Unrolled(const Body& body) {
+  if constexpr (I < N) {
+    body(Index<I>());
+    Unrolled<N, I + 1>(body);
+  }
+}
 
 PK_INLINE float FromBits(uint32_t bits) {
   float value;
@@ -237,7 +255,10 @@ PK_INLINE IVec PrepareBytes(IVec w) {
   return Xor(w, BroadcastWord(static_cast<int32_t>(0x80808080u)));
 }
 PK_INLINE IVec DotBytes(IVec sum, IVec w, int32_t x) {
-  return _mm512_dpbusd_epi32(sum, w, BroadcastWord(x));
+  // GCC 12 copies the sums around the intrinsic, and spills when there are 24 of them.
+  const IVec all = BroadcastWord(x);
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(all));
+  return sum;
 }
 PK_INLINE IVec DotSmall(IVec sum, IVec w, int32_t x) { return DotBytes(sum, w, x); }
 #elif defined(PK_SIMD_256)

@@ -8,6 +8,8 @@
 #include "pallas_kernels/native/simd.h"
 #include "pallas_kernels/quant_matmul/cpu_problem.h"
 
+#define PK_MEMBER inline __attribute__((always_inline))
+
 namespace pk {
 namespace PK_VARIANT {
 namespace quant_matmul {
@@ -16,49 +18,49 @@ using namespace ::pk::quant_matmul;
 
 struct Float32 {
   using Line = Vec;
-  static constexpr int kStep = 1, kUnroll = 4;
+  static constexpr int kStep = 1;
   static constexpr float kFactor = 1.0f;
   explicit Float32(float) {}
-  PK_INLINE Line LoadLine(const char* from) { return Load(reinterpret_cast<const float*>(from)); }
+  PK_MEMBER Line LoadLine(const char* from) const { return Load(reinterpret_cast<const float*>(from)); }
   template <int J>
-  PK_INLINE Vec Get(const Float32&, Line line) {
+  PK_MEMBER Vec Get(Line line) const {
     return line;
   }
 };
 
 struct Bfloat16 {
   using Line = IVec;
-  static constexpr int kStep = 2, kUnroll = 2;
+  static constexpr int kStep = 2;
   static constexpr float kFactor = 1.0f;
   IVec high = BroadcastWord(static_cast<int32_t>(0xffff0000u));
   explicit Bfloat16(float) {}
-  PK_INLINE Line LoadLine(const char* from) { return LoadWords(from); }
+  PK_MEMBER Line LoadLine(const char* from) const { return LoadWords(from); }
   template <int J>
-  PK_INLINE Vec Get(const Bfloat16& format, Line line) {
-    return AsFloat(J == 0 ? ShiftLeft<16>(line) : And(line, format.high));
+  PK_MEMBER Vec Get(Line line) const {
+    return AsFloat(J == 0 ? ShiftLeft<16>(line) : And(line, high));
   }
 };
 
 struct Float16 {
   using Line = IVec;
-  static constexpr int kStep = 2, kUnroll = 2;
+  static constexpr int kStep = 2;
   static constexpr float kFactor = 1.0f;
   explicit Float16(float) {}
-  PK_INLINE Line LoadLine(const char* from) { return LoadWords(from); }
+  PK_MEMBER Line LoadLine(const char* from) const { return LoadWords(from); }
   template <int J>
-  PK_INLINE Vec Get(const Float16&, Line line) {
+  PK_MEMBER Vec Get(Line line) const {
     return HalfToFloat(ShiftRight<16 * J>(line));
   }
 };
 
 struct Int8 {
   using Line = IVec;
-  static constexpr int kStep = 4, kUnroll = 1;
+  static constexpr int kStep = 4;
   static constexpr float kFactor = 1.0f;
   explicit Int8(float) {}
-  PK_INLINE Line LoadLine(const char* from) { return LoadWords(from); }
+  PK_MEMBER Line LoadLine(const char* from) const { return LoadWords(from); }
   template <int J>
-  PK_INLINE Vec Get(const Int8&, Line line) {
+  PK_MEMBER Vec Get(Line line) const {
     return ToFloat(ShiftRightSigned<24>(ShiftLeft<24 - 8 * J>(line)));
   }
 };
@@ -66,43 +68,108 @@ struct Int8 {
 // Low nibbles hold k..k+3, high nibbles k+4..k+7. The value of a code is code - offset.
 struct Int4 {
   using Line = IVec;
-  static constexpr int kStep = 8, kUnroll = 1;
+  static constexpr int kStep = 8;
   static constexpr float kFactor = 1.0f;
 #if defined(PK_SIMD_512)
-  Vec values;  // of the sixteen codes: a permutation looks them up, and ignores higher bits
-  explicit Int4(float offset)
-      : values(Sub(ToFloat(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)),
-                   Broadcast(offset))) {}
+  // The values of the codes in bfloat16, twice: a look-up of 16 bits reads five of them.
+  IVec table, high = BroadcastWord(static_cast<int32_t>(0xffff0000u));
+  explicit Int4(float offset) {
+    uint16_t values[32];
+    for (int code = 0; code < 32; ++code) {
+      values[code] = static_cast<uint16_t>(ToBits(static_cast<float>(code % 16) - offset) >> 16);
+    }
+    table = LoadWords(values);
+  }
+  PK_MEMBER Line LoadLine(const char* from) const { return LoadWords(from); }
+  // One look-up gives k = J and its neighbour two further; the compiler shares it between the two.
+  template <int J>
+  PK_MEMBER Vec Get(Line line) const {
+    constexpr int kShift = (J % 2 ? 8 : 0) + (J < 4 ? 0 : 4);
+    const IVec codes = kShift ? _mm512_srli_epi16(line, kShift) : line;
+    const IVec pairs = _mm512_permutexvar_epi16(codes, table);
+    return AsFloat(J % 4 < 2 ? ShiftLeft<16>(pairs) : And(pairs, high));
+  }
 #else
   IVec mask = BroadcastWord(15);
   Vec zero;
   explicit Int4(float offset) : zero(Broadcast(offset)) {}
-#endif
-  PK_INLINE Line LoadLine(const char* from) { return LoadWords(from); }
+  PK_MEMBER Line LoadLine(const char* from) const { return LoadWords(from); }
   template <int J>
-  PK_INLINE Vec Get(const Int4& format, Line line) {
+  PK_MEMBER Vec Get(Line line) const {
     const IVec codes = ShiftRight<(J < 4 ? 8 * J : 8 * (J - 4) + 4)>(line);
-#if defined(PK_SIMD_512)
-    return _mm512_permutexvar_ps(codes, format.values);
-#else
-    return Sub(ToFloat(And(codes, format.mask)), format.zero);
+    return Sub(ToFloat(And(codes, mask)), zero);
+  }
 #endif
+};
+
+#if defined(PK_SIMD_512)
+
+// The bfloat16 that equals a float8_e4m3fn without its sign: exact, as are subnormals.
+constexpr uint16_t Bfloat16OfFloat8(int code) {
+  if (code == 0x7f) return 0x7fc0;
+  int exponent = code >> 3, fraction = code & 7;
+  if (exponent == 0) {
+    if (fraction == 0) return 0;
+    for (exponent = 1; fraction < 8; fraction *= 2) --exponent;
+    fraction -= 8;
+  }
+  return static_cast<uint16_t>((exponent + 120) << 7 | fraction << 4);
+}
+
+struct Float8Table {
+  uint16_t values[128];
+  constexpr Float8Table() : values() {
+    for (int code = 0; code < 128; ++code) values[code] = Bfloat16OfFloat8(code);
   }
 };
+
+// float8_e4m3fn: 32 bytes at a time are looked up in a table of bfloat16.
+struct Float8 {
+  struct Line {
+    IVec even, odd;  // pairs of bfloat16: k and k + 2, k + 1 and k + 3
+  };
+  static constexpr int kStep = 4;
+  static constexpr float kFactor = 1.0f;
+  static constexpr Float8Table kTable = {};
+  IVec table[4], sign = BroadcastWord(static_cast<int32_t>(0x80008000u));
+  IVec high = BroadcastWord(static_cast<int32_t>(0xffff0000u));
+  explicit Float8(float) {
+    Unrolled<4>([&](auto part) PK_INLINED { table[part] = LoadWords(kTable.values + 32 * part); });
+  }
+  PK_MEMBER Line LoadLine(const char* from) const {
+    const IVec line = LoadWords(from), odd = _mm512_srli_epi16(line, 8);
+    return {LookUp(line, _mm512_slli_epi16(line, 8)), LookUp(odd, line)};
+  }
+  // The low seven bits of every 16 are a code; the highest bit of `signs` is its sign.
+  PK_MEMBER IVec LookUp(IVec codes, IVec signs) const {
+    const IVec low = _mm512_permutex2var_epi16(table[0], codes, table[1]);
+    const IVec up = _mm512_permutex2var_epi16(table[2], codes, table[3]);
+    const __mmask32 is_up = _mm512_test_epi16_mask(codes, _mm512_set1_epi16(0x40));
+    const IVec magnitude = _mm512_mask_blend_epi16(is_up, low, up);
+    return _mm512_ternarylogic_epi32(magnitude, signs, sign, 0xf8);  // magnitude | signs & sign
+  }
+  template <int J>
+  PK_MEMBER Vec Get(Line line) const {
+    const IVec pairs = J % 2 ? line.odd : line.even;
+    return AsFloat(J < 2 ? ShiftLeft<16>(pairs) : And(pairs, high));
+  }
+};
+
+#else
 
 // float8_e4m3fn by way of a half with the same bits, 2^8 too small: exact, subnormals included.
 struct Float8 {
   using Line = IVec;
-  static constexpr int kStep = 4, kUnroll = 1;
+  static constexpr int kStep = 4;
   static constexpr float kFactor = 256.0f;
   IVec sign = BroadcastWord(0x8000), rest = BroadcastWord(0x3f80);
   explicit Float8(float) {}
-  PK_INLINE Line LoadLine(const char* from) { return LoadWords(from); }
+  PK_MEMBER Line LoadLine(const char* from) const { return LoadWords(from); }
   template <int J>
-  PK_INLINE Vec Get(const Float8& format, Line line) {
+  PK_MEMBER Vec Get(Line line) const {
     const IVec byte = J == 3 ? ShiftRight<24>(line) : ShiftRight<24>(ShiftLeft<24 - 8 * J>(line));
-    const IVec signs = And(ShiftLeft<8>(byte), format.sign);
-    const IVec magnitude = And(ShiftLeft<7>(byte), format.rest);
+    const IVec signs = And(ShiftLeft<8>(byte), sign);
+    const IVec magnitude = And(ShiftLeft<7>(byte), rest);
     return HalfToFloat(Xor(signs, AddWords(magnitude, NanBits(magnitude))));
   }
   // 0x7f is the one NaN: its magnitude 0x3f80 is raised above a half's infinity, 0x7c00.
@@ -111,6 +178,8 @@ struct Float8 {
     return ShiftLeft<14>(carry);
   }
 };
+
+#endif
 
 }  // namespace quant_matmul
 }  // namespace PK_VARIANT

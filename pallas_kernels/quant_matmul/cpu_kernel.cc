@@ -12,7 +12,7 @@ namespace quant_matmul {
 
 #if defined(PK_SIMD_512)
 constexpr int kRows = 8, kBlocks = 3;  // 24 of 32 registers hold sums
-constexpr int DirectBlocks(int rows) { return rows <= 4 ? 4 : 3; }
+constexpr int DirectBlocks(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 3 : 2; }
 #elif defined(PK_SIMD_256)
 constexpr int kRows = 6, kBlocks = 1;  // 12 of 16
 constexpr int DirectBlocks(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
@@ -67,20 +67,45 @@ struct Streams {
   }
 };
 
+// The sums of finished chunks. A few stay in registers; many would crowd out the chunk's own sums,
+// and lie in memory, where each is touched once a chunk.
 template <int MB, int NB>
 struct Totals {
-  Vec sum[NB][MB];
+  static constexpr bool kInMemory = MB * NB > 8;
+  float* memory;  // [rows][blocks][16]
+  Vec held[kInMemory ? 1 : NB][kInMemory ? 1 : MB];
 
-  explicit Totals(const TileArgs& a) {
-    for (int n = 0; n < NB; ++n) {
-      for (int m = 0; m < MB; ++m) {
-        sum[n][m] = a.chunk_begin ? Load(a.totals + (m * NB + n) * kLanes) : Zero();
+  explicit Totals(const TileArgs& a) : memory(a.totals) {
+    Each([&](auto n, auto m) PK_INLINED {
+      if constexpr (!kInMemory) {
+        held[n][m] = a.chunk_begin ? Load(At(n, m)) : Zero();
+      } else if (!a.chunk_begin) {
+        Store(At(n, m), Zero());
       }
+    });
+  }
+  template <typename Body>
+  PK_INLINE void Each(const Body& body) {
+    Unrolled<NB>([&](auto n) PK_INLINED { Unrolled<MB>([&](auto m) PK_INLINED { body(n, m); }); });
+  }
+  inline __attribute__((always_inline)) float* At(int n, int m) const { return memory + (m * NB + n) * kLanes; }
+  inline __attribute__((always_inline)) Vec Get(int n, int m) const {
+    if constexpr (kInMemory) {
+      return Load(At(n, m));
+    } else {
+      return held[n][m];
     }
   }
-  inline __attribute__((always_inline)) void Save(const TileArgs& a) const {
-    for (int n = 0; n < NB; ++n) {
-      for (int m = 0; m < MB; ++m) Store(a.totals + (m * NB + n) * kLanes, sum[n][m]);
+  inline __attribute__((always_inline)) void Set(int n, int m, Vec total) {
+    if constexpr (kInMemory) {
+      Store(At(n, m), total);
+    } else {
+      held[n][m] = total;
+    }
+  }
+  inline __attribute__((always_inline)) void Save() const {
+    if constexpr (!kInMemory) {
+      Each([&](auto n, auto m) PK_INLINED { Store(At(n, m), held[n][m]); });
     }
   }
 };
@@ -94,11 +119,11 @@ template <class Format, int MB, int NB, int J = 0>
 PK_INLINE void AddLine(const Format& format, const typename Format::Line (&lines)[NB],
                        const float* x, Vec (&sum)[NB][MB]) {
   Vec values[NB];
-  for (int n = 0; n < NB; ++n) values[n] = Format::template Get<J>(format, lines[n]);
-  for (int m = 0; m < MB; ++m) {
+  Unrolled<NB>([&](auto n) PK_INLINED { values[n] = format.template Get<J>(lines[n]); });
+  Unrolled<MB>([&](auto m) PK_INLINED {
     const Vec factor = Broadcast(x[J * MB + m]);
-    for (int n = 0; n < NB; ++n) sum[n][m] = MulAdd(values[n], factor, sum[n][m]);
-  }
+    Unrolled<NB>([&](auto n) PK_INLINED { sum[n][m] = MulAdd(values[n], factor, sum[n][m]); });
+  });
   if constexpr (J + 1 < Format::kStep) AddLine<Format, MB, NB, J + 1>(format, lines, x, sum);
 }
 
@@ -113,36 +138,32 @@ void FloatTile(const Problem& p, const TileArgs& a) {
   int64_t at = 0;
   for (int64_t chunk = a.chunk_begin; chunk < a.chunk_end; ++chunk, x_sum += MB) {
     Vec sum[NB][MB];
-    for (int n = 0; n < NB; ++n) {
-      for (int m = 0; m < MB; ++m) sum[n][m] = Zero();
-    }
+    Totals<MB, NB>::Each([&](auto n, auto m) PK_INLINED { sum[n][m] = Zero(); });
     const int64_t end = at + ChunkLength(p, chunk) / Format::kStep * 64;
 #pragma GCC unroll 2
     for (; at < end; at += 64, x += Format::kStep * MB) {
       typename Format::Line lines[NB];
       const int64_t ahead = streams.Ahead(a, at);
-      for (int n = 0; n < NB; ++n) {
-        lines[n] = Format::LoadLine(streams.weights[n] + at);
+      Unrolled<NB>([&](auto n) PK_INLINED {
+        lines[n] = format.LoadLine(streams.weights[n] + at);
         __builtin_prefetch(streams.weights[n] + ahead);
-      }
+      });
       AddLine<Format, MB, NB>(format, lines, x, sum);
     }
-    for (int n = 0; n < NB; ++n) {
-      for (int m = 0; m < MB; ++m) {
-        Vec& total = totals.sum[n][m];
-        if (!p.scales) {
-          total = Add(total, sum[n][m]);
-          continue;
-        }
-        Vec scale = Load(streams.scales[n]);
-        if (Format::kFactor != 1.0f) scale = Mul(scale, Broadcast(Format::kFactor));
-        total = MulAdd(sum[n][m], scale, total);
-        if (p.minimums) total = MulAdd(Load(streams.minimums[n]), Broadcast(x_sum[m]), total);
+    Totals<MB, NB>::Each([&](auto n, auto m) PK_INLINED {
+      if (!p.scales) {
+        totals.Set(n, m, Add(totals.Get(n, m), sum[n][m]));
+        return;
       }
-    }
+      Vec scale = Load(streams.scales[n]);
+      if (Format::kFactor != 1.0f) scale = Mul(scale, Broadcast(Format::kFactor));
+      Vec total = MulAdd(sum[n][m], scale, totals.Get(n, m));
+      if (p.minimums) total = MulAdd(Load(streams.minimums[n]), Broadcast(x_sum[m]), total);
+      totals.Set(n, m, total);
+    });
     streams.NextChunk();
   }
-  totals.Save(a);
+  totals.Save();
 }
 
 template <class Format, int MB, int NB>
@@ -150,22 +171,24 @@ PK_INLINE void AddCodes(const Problem& p, const IVec (&lines)[NB], const char* x
                         IVec (&sum)[NB][MB]) {
   constexpr bool kNibbles = Format::kStep == 8;
   const IVec mask = BroadcastWord(0x0f0f0f0f);
-  for (int half = 0; half < Format::kStep / 4; ++half) {
+  Unrolled<Format::kStep / 4>([&](auto half) PK_INLINED {
     IVec codes[NB];
-    for (int n = 0; n < NB; ++n) {
-      codes[n] = !kNibbles   ? PrepareBytes(lines[n])
-                 : half == 0 ? And(lines[n], mask)
-                             : And(ShiftRight<4>(lines[n]), mask);
-    }
-    for (int m = 0; m < MB; ++m) {
+    Unrolled<NB>([&](auto n) PK_INLINED {
+      if constexpr (!kNibbles) {
+        codes[n] = PrepareBytes(lines[n]);
+      } else {
+        codes[n] = And(ShiftRight<4 * half>(lines[n]), mask);
+      }
+    });
+    Unrolled<MB>([&](auto m) PK_INLINED {
       int32_t four;
       memcpy(&four, x + (half * MB + m) * 4, sizeof(four));
-      for (int n = 0; n < NB; ++n) {
+      Unrolled<NB>([&](auto n) PK_INLINED {
         sum[n][m] =
             kNibbles ? DotSmall(sum[n][m], codes[n], four) : DotBytes(sum[n][m], codes[n], four);
-      }
-    }
-  }
+      });
+    });
+  });
 }
 
 // Activations rounded to eight bits: integer sums, exact within a chunk.
@@ -178,35 +201,38 @@ void CodeTile(const Problem& p, const TileArgs& a) {
   int64_t row = a.x_row + a.chunk_begin * MB, at = 0;
   for (int64_t chunk = a.chunk_begin; chunk < a.chunk_end; ++chunk, row += MB) {
     IVec sum[NB][MB];
-    for (int m = 0; m < MB; ++m) {
-      for (int n = 0; n < NB; ++n) sum[n][m] = BroadcastWord(-offset * p.x_code_sum[row + m]);
-    }
+    Totals<MB, NB>::Each([&](auto n, auto m) PK_INLINED {
+      sum[n][m] = BroadcastWord(-offset * p.x_code_sum[row + m]);
+    });
     const int64_t end = at + ChunkLength(p, chunk) / Format::kStep * 64;
     for (; at < end; at += 64, x += Format::kStep * MB) {
       IVec lines[NB];
       const int64_t ahead = streams.Ahead(a, at);
-      for (int n = 0; n < NB; ++n) {
+      Unrolled<NB>([&](auto n) PK_INLINED {
         lines[n] = LoadWords(streams.weights[n] + at);
         __builtin_prefetch(streams.weights[n] + ahead);
-      }
+      });
       AddCodes<Format, MB, NB>(p, lines, x, sum);
     }
-    for (int n = 0; n < NB; ++n) {
-      const Vec scale = Load(streams.scales[n]);
-      for (int m = 0; m < MB; ++m) {
-        Vec& total = totals.sum[n][m];
-        const Vec both = Mul(scale, Broadcast(p.x_scale[row + m]));
-        total = MulAdd(ToFloat(sum[n][m]), both, total);
-        if (p.minimums) total = MulAdd(Load(streams.minimums[n]), Broadcast(p.x_sum[row + m]), total);
-      }
-    }
+    Totals<MB, NB>::Each([&](auto n, auto m) PK_INLINED {
+      const Vec scale = Mul(Load(streams.scales[n]), Broadcast(p.x_scale[row + m]));
+      Vec total = MulAdd(ToFloat(sum[n][m]), scale, totals.Get(n, m));
+      if (p.minimums) total = MulAdd(Load(streams.minimums[n]), Broadcast(p.x_sum[row + m]), total);
+      totals.Set(n, m, total);
+    });
     streams.NextChunk();
   }
-  totals.Save(a);
+  totals.Save();
 }
 
 #if defined(PK_VARIANT_AVX512BF16)
 constexpr bool kHasBfloat16Dot = true;
+
+// Adds the two products of every lane. As an intrinsic it spills: see DotBytes.
+PK_INLINE Vec DotOfBfloat16(Vec sum, IVec a, IVec b) {
+  __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
+}
 
 // Both factors in bfloat16: the processor adds two products at a time.
 template <int MB, int NB>
@@ -217,32 +243,29 @@ void Bfloat16Tile(const Problem& p, const TileArgs& a) {
   int64_t at = 0;
   for (int64_t chunk = a.chunk_begin; chunk < a.chunk_end; ++chunk) {
     Vec sum[NB][MB];
-    for (int n = 0; n < NB; ++n) {
-      for (int m = 0; m < MB; ++m) sum[n][m] = Zero();
-    }
+    Totals<MB, NB>::Each([&](auto n, auto m) PK_INLINED { sum[n][m] = Zero(); });
     const int64_t end = at + ChunkLength(p, chunk) / 2 * 64;
-#pragma GCC unroll 2
     for (; at < end; at += 64, x += 4 * MB) {
       IVec lines[NB];
       const int64_t ahead = streams.Ahead(a, at);
-      for (int n = 0; n < NB; ++n) {
+      Unrolled<NB>([&](auto n) PK_INLINED {
         lines[n] = LoadWords(streams.weights[n] + at);
         __builtin_prefetch(streams.weights[n] + ahead);
-      }
-      for (int m = 0; m < MB; ++m) {
+      });
+      Unrolled<MB>([&](auto m) PK_INLINED {
         int32_t pair;
         memcpy(&pair, x + 4 * m, sizeof(pair));
-        const __m512bh factor = (__m512bh)BroadcastWord(pair);
-        for (int n = 0; n < NB; ++n) {
-          sum[n][m] = _mm512_dpbf16_ps(sum[n][m], (__m512bh)lines[n], factor);
-        }
-      }
+        const IVec factor = BroadcastWord(pair);
+        Unrolled<NB>([&](auto n) PK_INLINED {
+          sum[n][m] = DotOfBfloat16(sum[n][m], lines[n], factor);
+        });
+      });
     }
-    for (int n = 0; n < NB; ++n) {
-      for (int m = 0; m < MB; ++m) totals.sum[n][m] = Add(totals.sum[n][m], sum[n][m]);
-    }
+    Totals<MB, NB>::Each([&](auto n, auto m) PK_INLINED {
+      totals.Set(n, m, Add(totals.Get(n, m), sum[n][m]));
+    });
   }
-  totals.Save(a);
+  totals.Save();
 }
 #else
 constexpr bool kHasBfloat16Dot = false;
@@ -325,7 +348,7 @@ TilePlan PlanTiles(int64_t rows) {
 
 template <class Format, int J = 0>
 PK_INLINE void DecodeLine(const Format& format, typename Format::Line line, float* to) {
-  Vec value = Format::template Get<J>(format, line);
+  Vec value = format.template Get<J>(line);
   if (Format::kFactor != 1.0f) value = Mul(value, Broadcast(Format::kFactor));
   Store(to + J * kLanes, value);
   if constexpr (J + 1 < Format::kStep) DecodeLine<Format, J + 1>(format, line, to);
@@ -336,7 +359,7 @@ void DecodeLines(const Problem& p, const char* from, int64_t num_in, float* to) 
   const Format format(p.offset);
   for (int64_t k = 0; k < num_in; k += Format::kStep, from += 64, to += Format::kStep * kLanes) {
     __builtin_prefetch(from + kPrefetchBytes);
-    DecodeLine(format, Format::LoadLine(from), to);
+    DecodeLine(format, format.LoadLine(from), to);
   }
 }
 

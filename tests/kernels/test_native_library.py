@@ -1,6 +1,7 @@
 """The shared library of the CPU kernels: its handlers run, and its absence has a reason."""
 
 import ctypes
+import functools
 import shutil
 import subprocess
 import types
@@ -16,9 +17,9 @@ from pallas_kernels.unavailable import KernelUnavailable
 from tests.kernels import native_library
 
 
-def probe(words, variant: int = -1):
+def probe(words, variant: int = -1, max_threads: int = 0):
     call = jax.ffi.ffi_call(native.target("PkProbe"), jax.ShapeDtypeStruct((), jnp.uint32))
-    return call(words, variant=np.int64(variant))
+    return call(words, variant=np.int64(variant), max_threads=np.int64(max_threads))
 
 
 @pytest.fixture
@@ -36,7 +37,9 @@ def forgotten():
 def test_probe_sums_its_words_on_the_thread_pool(size):
     native_library.require()
     words = np.random.default_rng(0).integers(0, 2**32, size, np.uint32)
-    assert int(jax.jit(probe)(words)) == int(words.sum(dtype=np.uint64)) % 2**32
+    for max_threads in (0, 1):
+        got = jax.jit(functools.partial(probe, max_threads=max_threads))(words)
+        assert int(got) == int(words.sum(dtype=np.uint64)) % 2**32
 
 
 def test_probe_gives_one_sum_in_every_variant():
