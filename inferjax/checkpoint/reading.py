@@ -17,7 +17,7 @@ from typing import NoReturn
 import jax
 import ml_dtypes
 import numpy as np
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, Shaped, UInt8
 
 from inferjax.checkpoint.matching import Leaf
 from inferjax.checkpoint.tensor_file import TensorFile, quoted
@@ -27,10 +27,12 @@ from inferjax.models.gguf_format import Part, Stored
 MAX_THREADS = 8
 _ALIGNMENT = 64  # from which on XLA's CPU client takes an array over instead of copying it
 _OWN_PAGES_BYTES = 2**18
+_SCRATCH_BYTES = 16 * 2**20
 # Small leaves may be built side by side even where none is large.
 _MIN_ROOM_BYTES = 32 * 2**20
 
 AnyValues = Shaped[np.ndarray, "..."]
+Take = Callable[[tuple[int, ...], np.dtype], AnyValues]
 
 
 def read_leaves(
@@ -59,8 +61,20 @@ def read_leaves(
 
 def read_leaf(file: TensorFile, leaf: Leaf, where: str) -> Array:
     """Return one weight on its device, which is done with the host's copy."""
-    parts = [_read_tensor(file, read, leaf.dtype, where) for read in leaf.reads]
+    take = aligned_empty if _is_stored_as_is(leaf) else _SCRATCH.clear().take
+    parts = [_read_tensor(file, read, leaf.dtype, where, take) for read in leaf.reads]
     return jax.block_until_ready(jax.device_put(_placed(leaf.build(*parts), leaf)))
+
+
+def _is_stored_as_is(leaf: Leaf) -> bool:
+    """Tell whether a leaf is one tensor, so that it can be read into its place."""
+    if len(leaf.reads) != 1:
+        return False
+    [stored] = leaf.reads
+    if stored.build is not None:
+        return False
+    probe = np.broadcast_to(np.zeros((), leaf.dtype), stored.parts[0].shape)
+    return leaf.build(probe) is probe
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> AnyValues:
@@ -81,17 +95,18 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> AnyValues:
     return buffer[start : start + num_bytes].view(dtype).reshape(shape)
 
 
-def _read_tensor(file: TensorFile, read: Stored, dtype: str, where: str) -> AnyValues:
+def _read_tensor(file: TensorFile, read: Stored, dtype: str, where: str, take: Take) -> AnyValues:
     """Return what a leaf is built of: in the leaf's dtype, unless arithmetic comes first."""
     if read.build is None:
         [part] = read.parts
-        return _read_part(file, part, np.dtype(dtype), where)
+        return _read_part(file, part, take(part.shape, np.dtype(dtype)), where)
     exact = np.dtype(np.float32)
-    return read.build(*(_read_part(file, part, exact, where) for part in read.parts))
+    return read.build(
+        *(_read_part(file, part, take(part.shape, exact), where) for part in read.parts)
+    )
 
 
-def _read_part(file: TensorFile, part: Part, dtype: np.dtype, where: str) -> AnyValues:
-    out = aligned_empty(part.shape, dtype)
+def _read_part(file: TensorFile, part: Part, out: AnyValues, where: str) -> AnyValues:
     for piece in file.fill(part.name, out.reshape(-1), part.begin):
         if not _extremes_are_finite(piece):
             stored = file.pieces(part.name, part.begin, out.size)
@@ -102,7 +117,8 @@ def _read_part(file: TensorFile, part: Part, dtype: np.dtype, where: str) -> Any
 def _placed(values: AnyValues, leaf: Leaf) -> AnyValues:
     """Return the values in the leaf's dtype and order, in memory that can be handed over."""
     dtype = np.dtype(leaf.dtype)
-    if values.dtype == dtype and values.flags.c_contiguous and _is_aligned(values):
+    fits = values.dtype == dtype and values.flags.c_contiguous and _is_aligned(values)
+    if fits and not _SCRATCH.holds(values):
         return values
     out = aligned_empty(leaf.shape, dtype)
     with np.errstate(over="ignore"):
@@ -162,6 +178,41 @@ def _refuse_values(stored: Iterable[AnyValues], out: AnyValues, what: str) -> No
 def _num_not_finite(values: AnyValues) -> int:
     wide = values.astype(np.float64)
     return int(np.size(wide) - np.isfinite(wide).sum())
+
+
+class _Scratch(threading.local):
+    """A thread's memory for the tensors of one leaf after the other.
+
+    New pages cost as much as reading: with memory of their own for every leaf, loading took half as
+    long again. What is larger has pages of its own, so that little stays in memory.
+    """
+
+    def __init__(self) -> None:
+        self._buffer: UInt8[np.ndarray, " bytes"] | None = None
+        self._used = 0
+
+    def clear(self) -> "_Scratch":
+        """Give all memory out anew."""
+        self._used = 0
+        return self
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype) -> AnyValues:
+        """Return memory that is valid until the next `clear`."""
+        if self._buffer is None:
+            self._buffer = aligned_empty((_SCRATCH_BYTES,), np.dtype(np.uint8))
+        num_bytes = math.prod(shape) * dtype.itemsize
+        start = self._used
+        if start + num_bytes > _SCRATCH_BYTES:
+            return aligned_empty(shape, dtype)
+        self._used = start + -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        return self._buffer[start : start + num_bytes].view(dtype).reshape(shape)
+
+    def holds(self, values: AnyValues) -> bool:
+        """Tell whether values lie in this memory."""
+        return self._buffer is not None and np.may_share_memory(values, self._buffer)
+
+
+_SCRATCH = _Scratch()
 
 
 class _Room:

@@ -28,6 +28,10 @@ KINDS = {
         "inferjax.cli.benchmarks.policy",
         "time of the scheduler alone, with thousands of requests waiting",
     ),
+    "load": (
+        "inferjax.cli.benchmarks.load",
+        "seconds and memory of loading a model, beside reading its files and writing its weights",
+    ),
     "sinks": (
         "inferjax.cli.benchmarks.sinks",
         "what a text loses in quality when it outgrows its context and older tokens are dropped",

@@ -126,6 +126,21 @@ def test_threads_return_leaves_in_order_and_pass_errors_on(tmp_path):
         read_leaves(file, [*leaves, make_leaf((3,), name="none")], "here", done.append)
 
 
+def test_what_a_leaf_became_does_not_change_with_the_next_one(tmp_path):
+    values = {name: np.full((4, 32), i, np.float32) for i, name in enumerate("ab")}
+    file = make_file(tmp_path, **values)
+    builds = [lambda v: v.reshape(8, 16), lambda v: v.T, lambda v: v]
+    for build in builds:
+        shape = build(values["a"]).shape
+        leaves = [
+            Leaf((Stored((Part(name, (4, 32), (4, 32)),)),), build, shape, "float32")
+            for name in "ab"
+        ]
+        first, second = (read_leaf(file, leaf, "here") for leaf in leaves)
+        assert (first == 0).all()
+        assert (second == 1).all()
+
+
 def test_large_arrays_begin_where_xla_takes_them_over():
     for shape in ((3, 5), (700, 1000)):
         values = aligned_empty(shape, np.dtype(ml_dtypes.bfloat16))
