@@ -24,8 +24,9 @@ PK_DECLARE_VARIANTS(
 namespace paged_attention {
 namespace {
 
-// Splitting a unit, or fanning out at all, costs about as much as reading this many elements.
-constexpr int64_t kSmallWork = 1 << 15;
+// Waking another thread takes some 5 us: as long as this many products of a query with a key's
+// elements.
+constexpr int64_t kSmallWork = 1 << 17;
 
 // What one thread takes at a time: a whole unit (span -1), or a span of it.
 struct Item {
@@ -39,7 +40,7 @@ struct Plan {
   std::vector<Item> items;
   std::vector<int64_t> split;   // units that are taken span by span
   std::vector<int64_t> sums;    // where the sums of each of them begin
-  int64_t sums_floats = 0, scratch_floats = 0, work = 0;
+  int64_t sums_floats = 0, scratch_floats = 0, work = 0, products = 0;
 };
 
 int64_t Work(const Unit& unit) { return NumSpans(unit) * unit.rows; }
@@ -85,6 +86,7 @@ void FindUnits(const Problem& p, Plan& plan) {
 void FindItems(const Problem& p, int64_t threads, Plan& plan) {
   for (const Unit& unit : plan.units) {
     plan.work += Work(unit);
+    plan.products += unit.rows * (unit.end - unit.begin) * p.width;
     plan.scratch_floats = std::max(plan.scratch_floats, ScratchFloats(p, unit.rows));
   }
   for (int64_t u = 0; u < static_cast<int64_t>(plan.units.size()); ++u) {
@@ -97,7 +99,7 @@ void FindItems(const Problem& p, int64_t threads, Plan& plan) {
     plan.sums.push_back(plan.sums_floats);
     for (int64_t s = 0; s < NumSpans(unit); ++s) {
       plan.items.push_back({u, s, plan.sums_floats});
-      plan.sums_floats += SumsFloats(p, PaddedRows(unit.rows));
+      plan.sums_floats += SumsFloats(p, unit.rows);
     }
   }
 }
@@ -127,8 +129,7 @@ void Run(const Problem& p, int variant, int64_t threads, Pool& pool) {
   FindUnits(p, plan);
   if (static_cast<int64_t>(plan.live_tokens.size()) < p.batch * p.tokens) ClearOutput(p);
   FindItems(p, planned, plan);
-  const bool small = plan.work * kSpan * p.width < kSmallWork;
-  const int64_t used = threads == 0 && small ? 1 : threads;
+  const int64_t used = threads == 0 && plan.products < kSmallWork ? 1 : threads;
   std::vector<float> sums(static_cast<size_t>(plan.sums_floats));
   ParallelFor(pool, static_cast<int64_t>(plan.items.size()), [&](int64_t i) {
     const ScopedFloatMode mode;

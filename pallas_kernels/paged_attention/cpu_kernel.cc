@@ -148,15 +148,18 @@ void AddTile(const Tile<Element>& tile, const Factors& factors, int64_t start, c
 template <typename Element>
 void AddTileToRows(const Tile<Element>& tile, const Factors& factors, int64_t start,
                    const Rows& rows, const Sums& sums) {
-  int64_t row = 0;
-  for (; rows.count - row >= 4; row += 4) {
+  const int64_t whole = rows.count / 4 * 4;
+  for (int64_t row = 0; row < whole; row += 4) {
     AddTile<Element, 4>(tile, factors, start, rows, sums, row);
   }
-  if (rows.count - row >= 2) {
-    AddTile<Element, 2>(tile, factors, start, rows, sums, row);
-    row += 2;
+  switch (rows.count - whole) {
+    case 1:
+      return AddTile<Element, 1>(tile, factors, start, rows, sums, whole);
+    case 2:
+      return AddTile<Element, 2>(tile, factors, start, rows, sums, whole);
+    case 3:
+      return AddTile<Element, 3>(tile, factors, start, rows, sums, whole);
   }
-  if (rows.count > row) AddTile<Element, 1>(tile, factors, start, rows, sums, row);
 }
 
 // Sums a span from nothing.
@@ -172,7 +175,7 @@ void AddSpan(const Rows& rows, int64_t span, float* staged, const Sums& sums) {
     tile.end = rows.unit.end < start + kTile ? rows.unit.end - start : kTile;
     if (tile.begin >= tile.end) continue;
     Locate(p, rows.unit, start, tile, factors);
-    if (IsStaged(p, rows.used)) {
+    if (IsStaged(p, rows.count)) {
       Tile<float> unpacked;
       Stage(p, tile, staged, unpacked);
       AddTileToRows(unpacked, factors, start, rows, sums);
@@ -199,7 +202,7 @@ PK_INLINE void AddSpanOfType(const Rows& rows, int64_t span, float* staged, cons
 }
 
 PK_INLINE float* TakeStaged(const Problem& p, const Rows& rows, Scratch& scratch) {
-  return IsStaged(p, rows.used) ? scratch.Take(2 * kTile * rows.width) : nullptr;
+  return IsStaged(p, rows.count) ? scratch.Take(2 * kTile * rows.width) : nullptr;
 }
 
 }  // namespace paged_attention

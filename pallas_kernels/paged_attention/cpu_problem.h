@@ -50,9 +50,6 @@ struct Unit {
 
 inline int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
-// Three rows cost as much as four, and four have the better loop.
-inline int64_t PaddedRows(int64_t rows) { return rows % 4 == 3 ? rows + 1 : rows; }
-
 inline int64_t FirstSpan(const Unit& unit) { return unit.begin / kSpan; }
 inline int64_t NumSpans(const Unit& unit) {
   return (unit.end + kSpan - 1) / kSpan - FirstSpan(unit);
@@ -71,10 +68,10 @@ inline bool IsStaged(const Problem& problem, int64_t rows) {
 }
 
 // Each of at most ten pieces may be padded to a multiple of 16 floats.
-inline int64_t ScratchFloats(const Problem& problem, int64_t num_rows) {
-  const int64_t rows = PaddedRows(num_rows), width = RoundUp(problem.width, 16);
+inline int64_t ScratchFloats(const Problem& problem, int64_t rows) {
+  const int64_t width = RoundUp(problem.width, 16);
   const int64_t queries = rows * (width + kTile + 16 + 1 + 2 + 2);
-  const int64_t staged = IsStaged(problem, num_rows) ? 2 * kTile * width : 0;
+  const int64_t staged = IsStaged(problem, rows) ? 2 * kTile * width : 0;
   return queries + 2 * SumsFloats(problem, rows) + staged + 10 * 16;
 }
 

@@ -68,19 +68,18 @@ PK_INLINE void UnpackRow(const Element* from, int64_t width, float* to) {
   for (; w % kLanes; ++w) to[w] = 0.0f;
 }
 
-// A unit's queries, unpacked; those beyond `used` fill the last group and see nothing.
+// A unit's queries, unpacked.
 struct Rows {
   const Problem& problem;
   const Unit& unit;
-  int64_t used, count, width;
+  int64_t count, width;
   float* q;        // [count][width]
   float* scores;   // [count][kTile], then weights
   float* totals;   // [count][kLanes]: the span's sum of weights, lane by lane
   float* kept;     // [count]: what remains of the sums when the peak rises
   int64_t *begin, *end;  // [count]: the positions that a row sees
 
-  Rows(const Problem& p, const Unit& u, Scratch& scratch) : problem(p), unit(u), used(u.rows) {
-    count = PaddedRows(used);
+  Rows(const Problem& p, const Unit& u, Scratch& scratch) : problem(p), unit(u), count(u.rows) {
     width = RoundUp(p.width, kLanes);
     q = scratch.Take(count * width);
     scores = scratch.Take(count * kTile);
@@ -88,11 +87,7 @@ struct Rows {
     kept = scratch.Take(count);
     begin = reinterpret_cast<int64_t*>(scratch.Take(2 * count));
     end = reinterpret_cast<int64_t*>(scratch.Take(2 * count));
-    for (int64_t r = 0; r < used; ++r) FillRow(r);
-    for (int64_t r = used; r < count; ++r) {
-      memset(q + r * width, 0, width * sizeof(float));
-      begin[r] = end[r] = 0;
-    }
+    for (int64_t r = 0; r < count; ++r) FillRow(r);
   }
 
   int64_t Token(int64_t row) const {
@@ -125,7 +120,7 @@ PK_INLINE void Finish(const Rows& rows, const Sums& sums) {
   const Problem& p = rows.problem;
   const float* sinks = p.sinks;
   if (sinks) sinks += rows.unit.sequence * p.sink_stride + rows.unit.head * p.group;
-  for (int64_t r = 0; r < rows.used; ++r) {
+  for (int64_t r = 0; r < rows.count; ++r) {
     float total = sums.total[r], factor = 1.0f;
     if (sinks) {
       const float sink = sinks[rows.Member(r)], old_peak = sums.peak[r];

@@ -32,10 +32,13 @@ PK_INLINE void FillAround(Tile<Element>& tile) {
 // Sums that fit the registers: sixteen of 32 with 512 bits, four of 16 / 4 otherwise.
 #if defined(PK_SIMD_512)
 constexpr int kSumsInRegisters = 16;
+constexpr int RowsAtOnce(int rows) { return rows; }
 #else
 constexpr int kSumsInRegisters = 4;
+constexpr int RowsAtOnce(int rows) { return rows % 2 == 0 ? 2 : 1; }
 #endif
-constexpr int kRowsAtOnce = kSumsInRegisters == 16 ? 4 : 2;
+// Keys, or vectors of columns, that go with so many rows.
+constexpr int SumsPerRow(int sums, int rows) { return rows == 3 ? 4 : sums / rows; }
 
 // Adds up Rows x Keys dot products, lane by lane over the width.
 template <typename Element, int kRows, int kKeys>
@@ -65,14 +68,14 @@ PK_INLINE void AddProducts(const float* q, int64_t width, const Element* const* 
   }
 }
 
-// Scores of kRows queries, `width` floats apart, against 16 / kRows keys.
+// Scores of kRows queries, `width` floats apart, against as many keys as make sixteen (or 3 x 4).
 template <typename Element, int kRows>
 PK_INLINE void ScoreKeys(const float* q, int64_t width, const Element* const* keys, Vec scale,
                          float* scores) {
-  constexpr int kKeys = kLanes / kRows;
-  constexpr int kRowStep = kRows < kRowsAtOnce ? kRows : kRowsAtOnce;
-  constexpr int kKeyStep = kSumsInRegisters / kRowStep;
+  constexpr int kKeys = SumsPerRow(kLanes, kRows), kRowStep = RowsAtOnce(kRows);
+  constexpr int kKeyStep = SumsPerRow(kSumsInRegisters, kRowStep);
   Vec sums[kLanes];
+  for (int i = kRows * kKeys; i < kLanes; ++i) sums[i] = Zero();
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; r += kRowStep) {
 #pragma GCC unroll 16
@@ -94,12 +97,13 @@ PK_INLINE void ScoreKeys(const float* q, int64_t width, const Element* const* ke
 template <typename Element, int kRows>
 void Score(const float* q, int64_t width, const Tile<Element>& tile, int64_t begin, int64_t end,
            float scale, bool prefetch, float* scores) {
-  constexpr int64_t kKeys = kLanes / kRows;
+  constexpr int64_t kKeys = SumsPerRow(kLanes, kRows);
   const int64_t row_bytes = width * static_cast<int64_t>(sizeof(Element));
   for (int64_t k = begin / kKeys * kKeys; k < end; k += kKeys) {
     if (prefetch) {
       for (int64_t i = k; i < k + kKeys; ++i) {
-        for (int64_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(reinterpret_cast<const char*>(tile.values[i]) + b, 0, 2);
+        const char* value = reinterpret_cast<const char*>(tile.values[i]);
+        for (int64_t byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(value + byte, 0, 2);
       }
     }
     ScoreKeys<Element, kRows>(q, width, tile.keys + k, Broadcast(scale), scores + k);
@@ -143,8 +147,8 @@ PK_INLINE void AddColumns(const float* weights, const float* kept, const Tile<El
 template <typename Element, int kRows>
 void AddValues(const float* weights, const float* kept, const Tile<Element>& tile, int64_t begin,
                int64_t end, float* out, int64_t out_width) {
-  constexpr int kRowStep = kRows < kRowsAtOnce ? kRows : kRowsAtOnce;
-  constexpr int kMost = kSumsInRegisters / kRowStep, kColumns = kMost < 8 ? kMost : 8;
+  constexpr int kRowStep = RowsAtOnce(kRows), kMost = SumsPerRow(kSumsInRegisters, kRowStep);
+  constexpr int kColumns = kMost < 8 ? kMost : 8;
   for (int r = 0; r < kRows; r += kRowStep) {
     const float *w = weights + r * kTile, *f = kept + r;
     float* to = out + r * out_width;
