@@ -7,7 +7,8 @@ from typing import Any
 import jinja2
 
 from inferjax.errors import TemplateError
-from inferjax.tokenizer.sandbox import MAX_SECONDS, BoundedSandbox, BudgetExceeded, TemplateRefusal
+from inferjax.tokenizer.budget import MAX_SECONDS
+from inferjax.tokenizer.sandbox import BoundedSandbox, TemplateRefusal
 
 MAX_TEMPLATE_CHARS = 262_144
 MAX_OUTPUT_CHARS = 16_000_000
@@ -83,7 +84,9 @@ class ChatTemplate:
             for chunk in self._template.generate(variables):
                 length += len(chunk)
                 if length > self._max_output_chars:
-                    raise BudgetExceeded(f"more than {self._max_output_chars:,} characters of text")
+                    self._sandbox.budget.refuse(
+                        f"more than {self._max_output_chars:,} characters of text"
+                    )
                 chunks.append(chunk)
             return "".join(chunks)
 
@@ -109,8 +112,6 @@ def _render_error(error: Exception) -> TemplateError:
     match error:
         case TemplateRefusal():
             what, fix = "the chat template refuses the messages", "change the messages accordingly"
-        case BudgetExceeded():
-            what, fix = "the chat template does too much work", "shorten the messages"
         case jinja2.exceptions.SecurityError():
             what, fix = "the chat template is unsafe", "do not use this checkpoint's template"
         case _:

@@ -19,8 +19,7 @@ SIGNALS = {
     "inferjax/errors.py": {"AttributeError"},
     "inferjax/checkpoint/safetensors.py": {"ValueError"},
     "inferjax/checkpoint/opened.py": {"ValueError"},
-    "inferjax/tokenizer/sandbox.py": {"BudgetExceeded", "TemplateRefusal"},
-    "inferjax/tokenizer/chat.py": {"BudgetExceeded"},
+    "inferjax/tokenizer/sandbox.py": {"TemplateRefusal"},
 }
 
 
