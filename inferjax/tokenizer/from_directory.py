@@ -1,6 +1,7 @@
 """The tokenizer of a checkpoint directory, from the files Hugging Face tools write there."""
 
 import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ import tokenizers
 
 from inferjax.errors import TokenizerError
 from inferjax.tokenizer.tokenizer import SpecialTokens, Tokenizer
+from inferjax.tokenizer.untrusted import check_core, encode_ids, is_text
 
 MAX_FILE_BYTES = 256 * 2**20
+# Parsed JSON takes up to thirty times its text. Old files list a thousand added tokens: 200 kB.
+MAX_CONFIG_BYTES = 8 * 2**20
 
 
 def tokenizer_from_directory(path: str | Path) -> Tokenizer:
@@ -19,12 +23,15 @@ def tokenizer_from_directory(path: str | Path) -> Tokenizer:
     Raises: TokenizerError for a missing, oversized or damaged file, naming it.
     """
     directory = Path(path)
-    core = _read_core(directory)
-    config = _read_json(directory / "special_tokens_map.json")
-    config |= _read_json(directory / "tokenizer_config.json")
-    generation = _read_json(directory / "generation_config.json")
-    special = _special_tokens(core, config, generation)
-    return Tokenizer(core, special, _templates(directory, config))
+    try:
+        core = _read_core(directory)
+        config = _read_json(directory / "special_tokens_map.json")
+        config |= _read_json(directory / "tokenizer_config.json")
+        generation = _read_json(directory / "generation_config.json")
+        templates = _templates(directory, config)
+    except OSError as error:
+        raise _damaged(directory, str(error)) from error
+    return Tokenizer(core, _special_tokens(core, config, generation), templates)
 
 
 def _read_core(directory: Path) -> tokenizers.Tokenizer:
@@ -35,7 +42,7 @@ def _read_core(directory: Path) -> tokenizers.Tokenizer:
             why="a vocabulary is read from that file only (or from a .gguf)",
             fix="save the fast tokenizer beside the weights: tokenizer.save_pretrained(directory)",
         )
-    text = _read_text(file)
+    text = _read_text(file, MAX_FILE_BYTES)
     try:
         core = tokenizers.Tokenizer.from_str(text)
     except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -43,6 +50,7 @@ def _read_core(directory: Path) -> tokenizers.Tokenizer:
     # A panic in the library's Rust code derives from BaseException.
     except BaseException as error:
         raise _damaged(file, str(error)) from error
+    check_core(core)
     # A file can carry the batching settings of its training run.
     core.no_truncation()
     core.no_padding()
@@ -83,20 +91,20 @@ def _named_id(core: tokenizers.Tokenizer, config: Mapping[str, Any], key: str) -
         return None
     if not isinstance(content, str):
         raise TokenizerError(
-            f"{key} in tokenizer_config.json is {content!r}",
+            f"{key} in tokenizer_config.json is {str(content)[:80]!r}",
             why="a token is given as text or as an object with the key 'content'",
             fix="save the tokenizer again",
         )
-    return core.token_to_id(content)
+    return core.token_to_id(content) if is_text(content) else None
 
 
 def _eos_ids(named: int | None, generation: Mapping[str, Any], size: int) -> tuple[int, ...]:
     declared = generation.get("eos_token_id")
     ids = declared if isinstance(declared, list) else [declared]
     for token_id in ids:
-        if token_id is not None and not (type(token_id) is int and token_id >= 0):
+        if token_id is not None and not (type(token_id) is int and 0 <= token_id < 2**31):
             raise TokenizerError(
-                f"eos_token_id in generation_config.json is {declared!r}",
+                f"eos_token_id in generation_config.json is {str(declared)[:80]}",
                 why=f"ids are whole numbers from 0; the vocabulary has {size} tokens",
                 fix="correct generation_config.json",
             )
@@ -105,8 +113,8 @@ def _eos_ids(named: int | None, generation: Mapping[str, Any], size: int) -> tup
 
 def _wrapping(core: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ids that the file's post-processor puts before and after a text."""
-    plain = core.encode("a", add_special_tokens=False).ids
-    whole = core.encode("a", add_special_tokens=True).ids
+    plain = encode_ids(core, "a", add_special_tokens=False)
+    whole = encode_ids(core, "a", add_special_tokens=True)
     starts = range(len(whole) - len(plain) + 1)
     start = next((i for i in starts if whole[i : i + len(plain)] == plain), 0)
     return tuple(whole[:start]), tuple(whole[start + len(plain) :])
@@ -118,7 +126,7 @@ def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     templates |= _named_templates(_read_json(directory / "chat_template.json").get("chat_template"))
     file = directory / "chat_template.jinja"
     if file.is_file():
-        templates["default"] = _read_text(file)
+        templates["default"] = _read_text(file, MAX_CONFIG_BYTES)
     return templates
 
 
@@ -149,7 +157,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        parsed = json.loads(_read_text(file))
+        parsed = json.loads(_read_text(file, MAX_CONFIG_BYTES))
     except (ValueError, RecursionError) as error:
         raise _damaged(file, str(error)) from error
     if not isinstance(parsed, dict):
@@ -157,11 +165,15 @@ def _read_json(file: Path) -> dict[str, Any]:
     return parsed
 
 
-def _read_text(file: Path) -> str:
-    size = file.stat().st_size
-    if size > MAX_FILE_BYTES:
-        raise _damaged(file, f"it has {size:,} bytes, more than the {MAX_FILE_BYTES:,} allowed")
+def _read_text(file: Path, limit: int) -> str:
     try:
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise _damaged(file, "it is not a regular file")
+        if status.st_size > limit:
+            raise _damaged(
+                file, f"it has {status.st_size:,} bytes, more than the {limit:,} allowed"
+            )
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise _damaged(file, str(error)) from error

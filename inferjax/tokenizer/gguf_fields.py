@@ -10,6 +10,7 @@ from typing import Any
 from inferjax.errors import TokenizerError
 
 PREFIX = "tokenizer.ggml."
+MAX_TOKENS = 2**20
 
 
 class TokenType(enum.IntEnum):
@@ -93,6 +94,9 @@ def read_numbers(fields: Mapping[str, object], key: str, size: int) -> Sequence[
 def read_sequence(fields: Mapping[str, object], key: str) -> Sequence[Any]:
     """Return a field that is a list."""
     value: Any = fields.get(PREFIX + key)
+    # As Python's numbers an array takes up to 36 times its bytes.
+    if hasattr(value, "tolist") and value.size > MAX_TOKENS:
+        raise bad_field(key, f"has {value.size} entries, at most {MAX_TOKENS} are read")
     value = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(value, (list, tuple)):
         raise bad_field(key, f"must be a list, found {type(value).__name__}")

@@ -6,9 +6,10 @@ from typing import Any, Literal, SupportsIndex, final, overload
 
 import tokenizers
 
-from inferjax.errors import TemplateError, TokenizerError
+from inferjax.errors import TemplateError
 from inferjax.tokenizer.chat import ChatTemplate
 from inferjax.tokenizer.detokenizer import Detokenizer, TokenBytes, token_bytes_of
+from inferjax.tokenizer.untrusted import encode_ids, is_text
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,17 +180,10 @@ class Tokenizer:
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token in the vocabulary's own spelling, None for an unknown one."""
-        return self._core.token_to_id(token)
+        return self._core.token_to_id(token) if is_text(token) else None
 
     def _encode_text(self, text: str) -> list[int]:
-        try:
-            return self._core.encode(text, add_special_tokens=False).ids
-        except (TypeError, UnicodeEncodeError) as error:
-            raise TokenizerError(
-                "the text cannot be encoded",
-                why=str(error),
-                fix="give a str of valid Unicode (no lone surrogates)",
-            ) from error
+        return encode_ids(self._core, text, add_special_tokens=False)
 
     def _missing_prefix(self, ids: list[int]) -> tuple[int, ...]:
         prefix = self._special.prefix
