@@ -32,6 +32,9 @@ from inferjax.errors import CheckpointError
 MAX_ARRAY_DEPTH = 4
 MAX_KEY_BYTES = 65535
 MAX_ALIGNMENT = 2**20
+# What takes far more memory than bytes of the file. Large vocabularies have 650,000 strings.
+MAX_PAIRS = MAX_TENSORS = MAX_NESTED = 65_536
+MAX_STRINGS, BYTES_PER_STRING = 2**20, 32
 # The fewest bytes that a metadata pair and a tensor description can take: what bounds their counts.
 MIN_PAIR_BYTES = 8 + 1 + 4 + 1
 MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
@@ -85,6 +88,7 @@ def _open_part(path: Path) -> GgufPart:
     cursor = _Cursor(map_file(path), path)
     num_tensors = _read_preamble(cursor)
     num_pairs = cursor.count(MIN_PAIR_BYTES, "number of metadata pairs")
+    cursor.spend(num_pairs, "metadata pairs", "the file")
     metadata = _read_metadata(cursor, num_pairs)
     alignment = _alignment(metadata, path)
     table = _read_table(cursor, num_tensors)
@@ -106,6 +110,12 @@ class _Cursor:
     def __init__(self, mapped: MappedFile, path: Path) -> None:
         self.mapped, self.path = mapped, path
         self.at, self.size = 0, len(mapped)
+        self.left = {
+            "metadata pairs": MAX_PAIRS,
+            "tensors": MAX_TENSORS,
+            "nested arrays": MAX_NESTED,
+            "strings": max(MAX_STRINGS, self.size // BYTES_PER_STRING),
+        }
 
     def fail(self, what: str, *, why: str = "", fix: str = "") -> NoReturn:
         raise CheckpointError(f"{self.path}: {what}", why=why, fix=fix)
@@ -147,6 +157,15 @@ class _Cursor:
         """Read the count of things that take `min_bytes` each or more, all of which must fit."""
         count = self.u64(what)
         self.need(count * min_bytes, f"{what} {count}")
+        return count
+
+    def spend(self, count: int, kind: str, what: str) -> int:
+        """Count things of which a file may hold so many, and return the count."""
+        if count > self.left[kind]:
+            self.fail(
+                f"{what} has {count} {kind}", why=f"at most {self.left[kind]} more are expected"
+            )
+        self.left[kind] -= count
         return count
 
     def strings(self, count: int, what: str) -> list[str]:
@@ -193,7 +212,8 @@ def _read_preamble(cursor: _Cursor) -> int:
         )
     if version not in (2, 3):
         cursor.fail(f"is GGUF version {version}", why="versions 2 and 3 are supported")
-    return cursor.count(MIN_TENSOR_BYTES, "number of tensors")
+    num_tensors = cursor.count(MIN_TENSOR_BYTES, "number of tensors")
+    return cursor.spend(num_tensors, "tensors", "the file")
 
 
 def _read_metadata(cursor: _Cursor, num_pairs: int) -> dict[str, object]:
@@ -222,9 +242,10 @@ def _read_array(cursor: _Cursor, what: str, depth: int) -> object:
         cursor.fail(f"{what} nests arrays more than {MAX_ARRAY_DEPTH} deep")
     kind = cursor.u32(f"element type of {what}")
     if kind == _STRING:
-        return cursor.strings(cursor.count(8, f"length of {what}:"), what)
+        count = cursor.spend(cursor.count(8, f"length of {what}:"), "strings", what)
+        return cursor.strings(count, what)
     if kind == _ARRAY:
-        count = cursor.count(12, f"length of {what}:")
+        count = cursor.spend(cursor.count(12, f"length of {what}:"), "nested arrays", what)
         return [_read_array(cursor, what, depth + 1) for _ in range(count)]
     if kind not in _SCALARS:
         cursor.fail(f"{what} has the unknown element type {kind}", why="types 0 to 12 are defined")

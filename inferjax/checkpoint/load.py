@@ -19,6 +19,7 @@ from inferjax.checkpoint.opened import (
 )
 from inferjax.checkpoint.orbax import is_saved, read_orbax, read_saved_config
 from inferjax.checkpoint.reading import read_leaves
+from inferjax.checkpoint.tensor_file import readable
 from inferjax.config import ModelConfig
 from inferjax.errors import UnsupportedConfig
 from inferjax.models.hf import DTYPES
@@ -58,8 +59,14 @@ def load(
     Raises: CheckpointError, UnsupportedModel, UnsupportedConfig, CatalogError, TokenizerError.
     """
     path = find_model(source, cache_dir, progress=progress)
-    if is_saved(path):
-        return _load_saved(path, dtype, progress)
+    with readable(path):
+        if is_saved(path):
+            return _load_saved(path, dtype, progress)
+        return _load_stored(path, dtype, progress, max_context)
+
+
+def _load_stored(path: Path, dtype: Any, progress: bool, max_context: int | None) -> Model:
+    """Load safetensors or GGUF."""
     checkpoint = open_checkpoint(path)
     try:
         config = checkpoint.config(max_context)

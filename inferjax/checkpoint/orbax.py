@@ -9,10 +9,13 @@ parsed by native code that damaged files must not reach.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import stat
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import orbax.checkpoint as ocp
@@ -22,6 +25,7 @@ from inferjax.checkpoint.json_file import read_object
 from inferjax.config import ModelConfig, Pooling
 from inferjax.errors import CheckpointError, InferjaxError
 from inferjax.models.family import read_config
+from inferjax.models.hf import DTYPES
 from inferjax.models.params import abstract_params
 from inferjax.models.registry import family_named
 from inferjax.params import Params
@@ -65,17 +69,14 @@ def read_saved_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
     record = _read_record(folder)
     try:
         family = family_named(record["family"])
-        config = read_config(family, record["config"])
+        config = read_config(family, record["config"], record["max_context"])
         pooling = record["pooling"] and Pooling(**record["pooling"])
-        config = dataclasses.replace(
-            config,
-            dtype=record["dtype"],
-            max_context=record["max_context"],
-            head=record["head"],
-            pooling=pooling,
-        )
+        dtype, head = record["dtype"], record["head"]
     except (KeyError, TypeError, AttributeError) as error:
         raise _damaged(folder, f"{error!r}"[:200]) from error
+    if dtype not in DTYPES or head not in (config.head, "none"):
+        raise _damaged(folder, f"{RECORD_NAME} says dtype {dtype!r:.40}, head {head!r:.40}")
+    config = dataclasses.replace(config, dtype=dtype, head=head, pooling=pooling or None)
     return config, record["config"]
 
 
@@ -108,7 +109,18 @@ def _read_record(folder: Path) -> dict[str, Any]:
         )
     if digest != _digest(record):
         raise _damaged(folder, f"{RECORD_NAME} is not as it was saved")
+    files = record.get("files")
+    if not isinstance(files, dict) or not all(map(_is_fingerprint, files.values())):
+        raise _damaged(folder, f"{RECORD_NAME} does not list files with their sizes and checksums")
     return record
+
+
+def _is_fingerprint(known: object) -> bool:
+    return (
+        isinstance(known, dict)
+        and type(known.get("num_bytes")) is int
+        and isinstance(known.get("sha256"), str)
+    )
 
 
 def _check_files(folder: Path, files: Mapping[str, Any], progress: bool) -> None:
@@ -159,11 +171,34 @@ def _check_shapes(folder: Path, metadata: Any, wanted: Params) -> None:
 
 
 def _files(folder: Path) -> list[str]:
-    return sorted(
-        file.relative_to(folder).as_posix()
-        for file in folder.rglob("*")
-        if file.is_file() and file.name != RECORD_NAME
-    )
+    """Return all files of a folder but the record.
+
+    Links to files are followed: their content is compared. What else a native reader could open,
+    and wait for or read without end, is refused: links to folders, pipes and devices.
+
+    Raises: CheckpointError.
+    """
+    found = []
+    for path in _walk(folder):
+        try:
+            mode = path.stat().st_mode
+        except OSError as error:
+            raise _damaged(folder, f"{path.relative_to(folder)}: {error.strerror}") from error
+        if stat.S_ISREG(mode):
+            found.append(path.relative_to(folder).as_posix())
+        elif not stat.S_ISDIR(mode) or path.is_symlink():
+            raise _damaged(folder, f"{path.relative_to(folder)} is neither a file nor a folder")
+    return sorted(name for name in found if name != RECORD_NAME)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield what is in a folder and in its folders."""
+    for parent, folders, files in os.walk(folder, onerror=partial(_refuse_unreadable, folder)):
+        yield from (Path(parent, name) for name in (*folders, *files))
+
+
+def _refuse_unreadable(folder: Path, error: OSError) -> NoReturn:
+    raise _damaged(folder, str(error)) from error
 
 
 def _fingerprint(file: Path) -> dict[str, Any]:

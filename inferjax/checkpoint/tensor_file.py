@@ -5,6 +5,7 @@ Weights are read through the file's descriptor: pages of a map would count as th
 for as long as the map exists, and a file that is cut off meanwhile would end the process.
 """
 
+import contextlib
 import dataclasses
 import math
 import mmap
@@ -190,6 +191,19 @@ class MappedFile(mmap.mmap):
     """A file in memory, with a descriptor of its own through which it can be read as well."""
 
     descriptor: int
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn what the system says of files, such as that they may not be read, into our error."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read",
+            why=str(error),
+            fix="check its permissions and links",
+        ) from error
 
 
 def map_file(path: Path) -> MappedFile:

@@ -19,6 +19,7 @@ _POOLING: Mapping[int, Pooling] = {
     2: Pooling(kind="first", normalize=True),
     3: Pooling(kind="last", normalize=True),
 }
+MAX_LIST = 65_536
 # Keys that may list a number for every layer.
 _PER_LAYER = (
     "attention.head_count",
@@ -59,12 +60,11 @@ def hf_config(
 
 def metadata_reader(metadata: Mapping[str, object], architecture: str) -> ConfigReader:
     """Return a strict reader of the keys that describe the architecture, without their prefix."""
-    prefix = f"{architecture}."
-    own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
+    own = own_keys(metadata, architecture)
     own |= {key: _one_of_equals(own[key]) for key in _PER_LAYER if key in own}
     return ConfigReader(
         own,
-        where=f"GGUF metadata {prefix}*",
+        where=f"GGUF metadata {architecture}.*",
         # The order of the file's tensors before conversion, and what `read_pooling_type` reads.
         ignored={"tensor_data_layout", "pooling_type"},
     )
@@ -81,11 +81,29 @@ def read_pooling_type(metadata: Mapping[str, object], architecture: str) -> Pool
     return _POOLING.get(kind)
 
 
+def own_keys(metadata: Mapping[str, object], architecture: str) -> dict[str, object]:
+    """Return the keys that describe the architecture, without their prefix."""
+    prefix = f"{architecture}."
+    return {k.removeprefix(prefix): _plain(v) for k, v in metadata.items() if k.startswith(prefix)}
+
+
+def _plain(value: object) -> object:
+    """Return a value as JSON would hold it: comparing an array gives no truth, but an array.
+
+    What is longer than any list of layers, or nested, stays text that no reader accepts.
+    """
+    if isinstance(value, np.ndarray):
+        return value.tolist() if value.size <= MAX_LIST else f"{value.size} numbers"
+    if isinstance(value, list) and not all(isinstance(item, str | int | float) for item in value):
+        return f"{len(value)} lists"
+    return value
+
+
 def _one_of_equals(value: object) -> object:
     """Return the number that a list repeats for every layer; other values as they are."""
-    if not isinstance(value, np.ndarray) or value.size == 0 or np.any(value != value.flat[0]):
-        return value
-    return value.flat[0].item()
+    if isinstance(value, list) and value and all(item == value[0] for item in value):
+        return value[0]
+    return value
 
 
 def _read_settings(reader: ConfigReader, settings: Collection[Setting]) -> dict[str, Any]:
@@ -138,7 +156,7 @@ def read_layer_types(reader: ConfigReader, num_layers: int, period: int) -> list
     """Return the kind of every layer: by a list, or by a period whose last layer is global."""
     key = "attention.sliding_window_pattern"
     value = reader.value(key)
-    if isinstance(value, np.ndarray | list):
+    if isinstance(value, list):
         slides = [bool(slides) for slides in value]
         if len(slides) != num_layers:
             reader.refuse(key, value, f"it must tell of {num_layers} layers")
@@ -167,6 +185,12 @@ def _token_ids(metadata: Mapping[str, object]) -> dict[str, Any]:
     """Return the special ids; the end of a turn ends a reply as the end of text does."""
     kinds = ("bos", "eos", "eot", "eom", "padding")
     ids = {kind: metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in kinds}
+    for kind, value in ids.items():
+        if value is not None and type(value) is not int:
+            raise UnsupportedConfig(
+                f"GGUF metadata: tokenizer.ggml.{kind}_token_id is {str(value)[:80]}",
+                why="it must be the id of a token",
+            )
     ends = [ids[kind] for kind in ("eos", "eot", "eom") if ids[kind] is not None]
     return {
         "bos_token_id": ids["bos"],

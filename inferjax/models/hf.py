@@ -14,7 +14,7 @@ from inferjax.errors import UnsupportedConfig, UnsupportedModel
 MAX_LAYERS = 10_000
 MAX_EXPERTS = 65_536
 MAX_SIZE = 2**24
-MAX_LABELS = 2**20
+MAX_LABELS = 2**17
 MAX_CONTEXT = 2**30
 
 ACTIVATIONS: Mapping[str, Activation] = {

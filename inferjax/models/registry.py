@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from inferjax.errors import UnsupportedModel
 from inferjax.models.family import Family
+from inferjax.models.gguf_config import own_keys
 from inferjax.models.gguf_format import GgufFormat
 
 _FILES = (
@@ -71,11 +72,11 @@ def gguf_family_for(metadata: Mapping[str, object]) -> tuple[Family, GgufFormat]
     """
     known = [(family, family.gguf) for family in FAMILIES if family.gguf is not None]
     architecture = metadata.get("general.architecture")
-    prefix = f"{architecture}."
-    own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
-    for family, gguf in known:
-        if gguf.architecture == architecture and gguf.when(own):
-            return family, gguf
+    if isinstance(architecture, str):
+        own = own_keys(metadata, architecture)
+        for family, gguf in known:
+            if gguf.architecture == architecture and gguf.when(own):
+                return family, gguf
     shown = f"GGUF architecture {str(architecture)[:60]!r}"
     raise _unknown(shown, sorted({gguf.architecture for _, gguf in known}))
 
