@@ -22,19 +22,23 @@ from inferjax.params import (
     NormParams,
     Params,
 )
+from inferjax.quant.leaf import is_packed
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArraySpec:
     """One weight before it exists: its shape, its axes' logical names, how random ones look.
 
-    `dtype` is given only for a weight that is never rounded to the model's dtype.
+    `dtype` is given only for a weight that is never rounded to the model's dtype. `num_in_axes`
+    marks a weight that may be packed for its product: its first axes that are contracted, -1 for
+    the last one; 0 keeps it an array.
     """
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     init: str = "normal"
     dtype: str | None = None
+    num_in_axes: int = 0
 
 
 def param_spec(config: ModelConfig) -> Params:
@@ -44,10 +48,10 @@ def param_spec(config: ModelConfig) -> Params:
     wide = "model" if config.embed_dim is None else None
     headless = config.tied or config.head != "vocabulary"
     return Params(
-        embed=_spec((vocab, width), ("vocab", wide)),
+        embed=_spec((vocab, width), ("vocab", wide), num_in_axes=-1),
         layers=tuple(_layer_spec(spec, dim) for spec in config.layers),
         final_norm=None if config.final_norm is None else _norm_spec(config.final_norm, dim),
-        head=None if headless else _spec((vocab, width), ("vocab", wide)),
+        head=None if headless else _spec((vocab, width), ("vocab", wide), num_in_axes=-1),
         positions=None if learned is None else _spec((learned, dim), (None, "model")),
         project_in=None if wide else _spec((width, dim), (None, "model")),
         project_out=None if wide else _spec((dim, width), ("model", None)),
@@ -80,7 +84,7 @@ def check_params(params: Params, config: ModelConfig) -> None:
     Raises: ShapeError naming the first weight that differs.
     """
     wanted = jax.tree_util.tree_leaves_with_path(param_spec(config), is_leaf=_is_spec)
-    found = jax.tree_util.tree_leaves_with_path(params)
+    found = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_packed)
     for (path, spec), (other, leaf) in zip_longest(wanted, found, fillvalue=((), None)):
         if path != other or spec is None or leaf is None or spec.shape != leaf.shape:
             raise ShapeError(
@@ -121,8 +125,9 @@ def _spec(
     axes: tuple[str | None, ...],
     init: str = "normal",
     dtype: str | None = None,
+    num_in_axes: int = 0,
 ) -> Any:
-    return ArraySpec(shape, axes, init, dtype)
+    return ArraySpec(shape, axes, init, dtype, num_in_axes)
 
 
 def _norm_spec(norm: Norm, dim: int, axis: str | None = "model") -> Any:
@@ -150,8 +155,8 @@ def _layer_spec(spec: LayerSpec, dim: int) -> LayerParams:
 def _attention_spec(a: Attention, dim: int) -> AttentionParams:
     kv, group, head = a.num_kv_heads, a.q_per_kv, a.head_dim
     return AttentionParams(
-        wqkv=_spec((dim, kv, group + 2, head), ("model", "kv_heads", None, None)),
-        wo=_spec((kv, group, head, dim), ("kv_heads", None, None, "model")),
+        wqkv=_spec((dim, kv, group + 2, head), ("model", "kv_heads", None, None), num_in_axes=1),
+        wo=_spec((kv, group, head, dim), ("kv_heads", None, None, "model"), num_in_axes=3),
         bqkv=_spec((kv, group + 2, head), ("kv_heads", None, None), "zeros")
         if a.qkv_bias
         else None,
@@ -178,16 +183,20 @@ def _latent_spec(a: LatentAttention, dim: int) -> LatentParams:
     low = a.q_rank is not None
     biased = a.bias
     return LatentParams(
-        wq_a=_spec((dim, a.q_rank or 0), ("model", None)) if low else None,
+        wq_a=_spec((dim, a.q_rank or 0), ("model", None), num_in_axes=1) if low else None,
         bq_a=_spec((a.q_rank or 0,), (None,), "zeros") if low and biased else None,
         q_norm=_norm_spec(a.norm, a.q_rank or 0, None) if low else None,
-        wq=_spec((a.q_rank or dim, heads, head), (None if low else "model", "heads", None)),
-        wkv_a=_spec((dim, a.kv_rank + a.rope_dim), ("model", None)),
+        wq=_spec(
+            (a.q_rank or dim, heads, head),
+            (None if low else "model", "heads", None),
+            num_in_axes=1,
+        ),
+        wkv_a=_spec((dim, a.kv_rank + a.rope_dim), ("model", None), num_in_axes=1),
         bkv_a=_spec((a.kv_rank + a.rope_dim,), (None,), "zeros") if biased else None,
         kv_norm=_norm_spec(a.norm, a.kv_rank, None),
         wk_b=_spec((heads, a.nope_dim, a.kv_rank), ("heads", None, None)),
         wv_b=_spec((heads, a.kv_rank, a.value_dim), ("heads", None, None)),
-        wo=_spec((heads, a.value_dim, dim), ("heads", None, "model")),
+        wo=_spec((heads, a.value_dim, dim), ("heads", None, "model"), num_in_axes=2),
         bo=_spec((dim,), ("model",), "zeros") if biased else None,
     )
 
@@ -195,8 +204,8 @@ def _latent_spec(a: LatentAttention, dim: int) -> LatentParams:
 def _mlp_spec(m: MLP, dim: int) -> MLPParams:
     parts = 2 if m.gated else 1
     return MLPParams(
-        w_in=_spec((dim, parts, m.ffn_dim), ("model", None, "ffn")),
-        w_down=_spec((m.ffn_dim, dim), ("ffn", "model")),
+        w_in=_spec((dim, parts, m.ffn_dim), ("model", None, "ffn"), num_in_axes=1),
+        w_down=_spec((m.ffn_dim, dim), ("ffn", "model"), num_in_axes=1),
         b_in=_spec((parts, m.ffn_dim), (None, "ffn"), "zeros") if m.bias else None,
         b_down=_spec((dim,), ("model",), "zeros") if m.bias else None,
     )

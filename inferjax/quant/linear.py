@@ -6,12 +6,14 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from inferjax.quant.leaf import PackedLeaf
 from inferjax.shapes import align_last
+from pallas_kernels.quant_matmul import quant_matmul, take_rows
 
 
 def linear(
     x: Float[Array, "..."],
-    weight: Array,
+    weight: Array | PackedLeaf,
     spec: str,
     bias: Array | None = None,
     *,
@@ -19,14 +21,25 @@ def linear(
 ) -> Float[Array, "..."]:
     """Contract `x` with `weight` by the einsum `spec`, summing in float32.
 
-    The result has `dtype`, by default x's.
+    The result has `dtype`, by default x's. A packed weight is contracted over the axes it was
+    packed for.
 
     Example: `linear(x, wqkv, "BTD,DKCH->BTKCH")`.
     """
-    out = _contract(x, weight, spec)
+    out = _packed(x, weight) if isinstance(weight, PackedLeaf) else _contract(x, weight, spec)
     if bias is not None:
         out = out + align_last(bias.astype(jnp.float32), out.ndim)
     return out.astype(x.dtype if dtype is None else dtype)
+
+
+def _packed(x: Array, leaf: PackedLeaf) -> Float[Array, "..."]:
+    """Run the product as rows times a packed matrix."""
+    num_summed = abs(leaf.num_in_axes)
+    kept = x.shape[: x.ndim - num_summed]
+    rows = x.reshape(*kept, -1)
+    out = quant_matmul(rows, leaf.matrix, activations=leaf.activations)
+    shape = leaf.shape[:-1] if leaf.num_in_axes < 0 else leaf.shape[num_summed:]
+    return out.reshape(*kept, *shape)
 
 
 def _contract(x: Array, weight: Array, spec: str) -> Float[Array, "..."]:
@@ -51,9 +64,11 @@ def _contract(x: Array, weight: Array, spec: str) -> Float[Array, "..."]:
     return out.reshape(*kept, *weight.shape[len(summed) :])
 
 
-def lookup(table: Float[Array, "V D"], ids: Int[Array, "..."]) -> Float[Array, "..."]:
+def lookup(table: Float[Array, "V D"] | PackedLeaf, ids: Int[Array, "..."]) -> Float[Array, "..."]:
     """Read rows of an embedding; ids outside the table read its first or last row.
 
     Callers mark such rows, by status or NaN; the clamp only keeps their neighbours unharmed.
     """
+    if isinstance(table, PackedLeaf):
+        return take_rows(table.matrix, ids)
     return jnp.take(table, ids, axis=0, mode="clip")

@@ -1,0 +1,69 @@
+"""A weight that is packed for its product: the leaf that stands in `Params` for an array."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Shaped
+
+from inferjax.pytree import pytree, static
+from pallas_kernels.quant_matmul import PackedWeight, dequantize
+
+AnyArray = Any
+
+
+@pytree
+class PackedLeaf:
+    """A packed matrix and the weight it stands for, of `shape`.
+
+    The first `num_in_axes` axes of the weight are the matrix's rows; -1 means that the last axis
+    is, as in an embedding `[V, D]`, which is read by rows and contracted over D. `activations` is
+    what the other factor is rounded to.
+    """
+
+    matrix: PackedWeight
+    shape: tuple[int, ...] = static()
+    num_in_axes: int = static()
+    activations: str = static(default="float32")
+
+    @property
+    def ndim(self) -> int:
+        """The number of the weight's axes."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """What a product with the weight is computed in, and its result."""
+        return np.dtype(np.float32)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that a product reads, scales included."""
+        arrays = (self.matrix.values, self.matrix.scales, self.matrix.minimums)
+        return sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays if a is not None)
+
+
+def as_matrix(weight: Shaped[AnyArray, "..."], num_in_axes: int) -> Shaped[AnyArray, "K N"]:
+    """Return a weight as the matrix that multiplies rows; its transpose for -1."""
+    if num_in_axes < 0:
+        return weight.reshape(-1, weight.shape[-1]).T
+    return weight.reshape(math.prod(weight.shape[:num_in_axes]), -1)
+
+
+def widen(leaf: PackedLeaf) -> Float[AnyArray, "..."]:
+    """Return the weight in float32, as the packed codes have it."""
+    matrix = dequantize(leaf.matrix)
+    return (matrix.T if leaf.num_in_axes < 0 else matrix).reshape(leaf.shape)
+
+
+def is_packed(node: object) -> bool:
+    """Tell whether a node of a tree is a packed leaf."""
+    return isinstance(node, PackedLeaf)
+
+
+def size_of(leaf: Any) -> int:
+    """Return the bytes of an array or of a packed leaf."""
+    return (
+        leaf.nbytes if is_packed(leaf) else math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize
+    )

@@ -1,0 +1,74 @@
+"""Every scheme of the table: rounding errors within its steps, edge values, NumPy and JAX alike."""
+
+import jax
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from inferjax.errors import UnsupportedConfig
+from inferjax.quant.schemes import SCHEMES, round_to_nearest, scheme_named
+from pallas_kernels.quant_matmul import dequantize
+
+# The largest error as a share of the largest value that shares a scale: half a step of the codes.
+HALF_STEPS = {
+    "float32": 0.0,
+    "bfloat16": 2.0**-8,
+    "float16": 2.0**-11,
+    "int8": 0.5 / 127,
+    "int4": 1.0 / 16,
+    "float8": 2.0**-4,
+}
+
+
+def grouped(values: np.ndarray, group: int) -> list[np.ndarray]:
+    return np.split(values, range(group, len(values), group)) if group else [values]
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("rows", [1, 64, 200])
+def test_errors_stay_within_half_a_step(rng, name, rows):
+    scheme = SCHEMES[name]
+    matrix = rng.normal(size=(rows, 19)).astype(np.float32)
+    seen = dequantize(round_to_nearest(matrix, scheme))
+    for ours, known in zip(grouped(seen, scheme.group), grouped(matrix, scheme.group), strict=True):
+        largest = np.abs(known).max(axis=0)
+        if scheme.minimum:
+            largest = known.max(axis=0) - known.min(axis=0)
+        bound = HALF_STEPS[scheme.format] * largest * (1 + 1e-5) + 1e-12
+        # int4 without a minimum has the code 8 on one side only.
+        bound = bound * (2 if scheme.format == "int4" and not scheme.minimum else 1)
+        assert (np.abs(ours - known) <= bound).all()
+
+
+@pytest.mark.parametrize("name", [n for n, s in SCHEMES.items() if s.format in ("int8", "int4")])
+def test_values_on_the_grid_are_kept(rng, name):
+    scheme = SCHEMES[name]
+    low, high = (0, 15) if scheme.minimum else (-8, 7) if scheme.format == "int4" else (-127, 127)
+    codes = rng.integers(low, high + 1, size=(256, 16))
+    codes[:: scheme.group or 256] = low
+    codes[1 :: scheme.group or 256] = high
+    matrix = (codes * 0.25 - (1.0 if scheme.minimum else 0.0)).astype(np.float32)
+    assert_array_equal(dequantize(round_to_nearest(matrix, scheme)), matrix)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("fill", [0.0, 1.5, -2.0])
+def test_equal_values_are_kept(name, fill):
+    matrix = np.full((70, 5), fill, np.float32)
+    assert_array_equal(dequantize(round_to_nearest(matrix, SCHEMES[name])), matrix)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_numpy_and_jax_agree(rng, name):
+    matrix = rng.normal(size=(96, 33)).astype(np.float32)
+    ours = round_to_nearest(matrix, SCHEMES[name])
+    traced = jax.jit(lambda m: round_to_nearest(m, SCHEMES[name]))(matrix)
+    apart = np.abs(np.asarray(dequantize(traced)) - np.asarray(dequantize(ours)))
+    # A quotient that XLA rounds differently moves a value to the neighbouring code at most.
+    assert np.mean(apart > 1e-5) < 1e-3
+
+
+def test_an_unknown_scheme_is_refused():
+    for name in ("int3", "", None, 8):
+        with pytest.raises(UnsupportedConfig, match="int4-g64"):
+            scheme_named(name)
