@@ -101,7 +101,9 @@ def _load_saved(path: Path, dtype: Any, progress: bool) -> Model:
 
 def config_only(source: str | Path, *, cache_dir: Path | None = None) -> ModelConfig:
     """Return a model's facts without its weights (a catalog model is fetched first)."""
-    return read_model_config(find_model(source, cache_dir, progress=False))
+    path = find_model(source, cache_dir, progress=False)
+    with readable(path):
+        return read_model_config(path)
 
 
 def _weights_dtype(wanted: Any, config: ModelConfig) -> str:
