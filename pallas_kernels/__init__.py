@@ -2,5 +2,6 @@
 
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.quant_matmul import quant_matmul
 
-__all__ = ["grouped_matmul", "paged_attention"]
+__all__ = ["grouped_matmul", "paged_attention", "quant_matmul"]
