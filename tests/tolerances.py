@@ -52,6 +52,6 @@ GGUF_ROUNDING = 0.005
 # float32 terms; seen up to 2.5e-7.
 QUANT_MATMUL_F32 = 1e-6
 
-# The same with rounded activations: bfloat16 keeps 8 bits; int8 rounds to half of 1/127 of a group's
-# largest value, which is up to four times a typical one.
+# The same with rounded activations: bfloat16 keeps 8 bits; int8 rounds to half of 1/127 of the
+# largest value of a group, which is up to four times a typical one.
 QUANT_MATMUL_ROUNDED = {"bfloat16": 2**-8, "int8": 0.02}
