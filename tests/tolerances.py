@@ -48,8 +48,8 @@ TINY_LOGPROBS_F32 = {"rtol": 0, "atol": 1e-4}
 # share of a tensor's largest value: half a step of 1 / 127, and half of 2^-11 in the scale.
 GGUF_ROUNDING = 0.005
 
-# Products with packed weights, as a share of the sum of the terms' magnitudes: chains of at most 256
-# float32 terms; seen up to 2.5e-7.
+# Products with packed weights, as a share of the sum of the terms' magnitudes: chains of at most
+# 256 float32 terms; seen up to 2.5e-7.
 QUANT_MATMUL_F32 = 1e-6
 
 # The same with rounded activations: bfloat16 keeps 8 bits; int8 rounds to half of 1/127 of the
