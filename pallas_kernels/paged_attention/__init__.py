@@ -3,8 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels import native
 from pallas_kernels.paged_attention import cpu, reference, xla
 
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
@@ -39,13 +44,16 @@ def paged_attention(
     `sinks` are one extra logit per head without a value. Scores and sums are float32; the result
     has q's dtype.
 
-    Raises: KeyError for an implementation that is not in the table.
+    "auto" is "cpu" wherever the program is compiled for a CPU and the native library is there, and
+    "xla" elsewhere, also for arrays on a mesh: XLA would gather a sharded pool for a foreign call.
+
+    Raises: KeyError for an implementation that is not in the table; KernelUnavailable when "cpu" is
+    asked for and cannot run.
     """
-    chosen = "xla" if implementation == "auto" else implementation
-    return IMPLEMENTATIONS[chosen](
+    return _choose(implementation, q, pool)(
         q,
         pool,
-        layer,
+        jnp.asarray(layer, jnp.int32),
         block_table,
         positions,
         lengths,
@@ -54,4 +62,28 @@ def paged_attention(
         window=window,
         softcap=softcap,
         sinks=sinks,
+    )
+
+
+def _choose(implementation: str, q: Array, pool: Array) -> Callable[..., Array]:
+    if implementation != "auto":
+        return IMPLEMENTATIONS[implementation]
+    native_runs = pool.dtype.name in cpu.POOL_DTYPES and native.available()
+    if native_runs and not (_on_a_mesh(q) or _on_a_mesh(pool)):
+        return _by_platform
+    return xla.paged_attention
+
+
+def _on_a_mesh(x: Array) -> bool:
+    """Return whether XLA may shard an array; inside `shard_map` the caller has done so already."""
+    mesh = jax.typeof(x).sharding.mesh
+    return not mesh.empty and mesh.size > 1 and set(mesh.axis_types) != {AxisType.Manual}
+
+
+def _by_platform(*arrays: Array, sinks: Array | None, **static: Any) -> Array:
+    def bound(run: Callable[..., Array]) -> Callable[..., Array]:
+        return lambda sinks, *arrays: run(*arrays, sinks=sinks, **static)
+
+    return lax.platform_dependent(
+        sinks, *arrays, cpu=bound(cpu.paged_attention), default=bound(xla.paged_attention)
     )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.paged_attention.cases import CASES
@@ -148,3 +149,25 @@ def test_a_cache_that_a_loop_only_reads_is_not_copied():
 
     program = jax.jit(read).lower(pool, operands).compile()
     assert program.memory_analysis().temp_size_in_bytes < pool.nbytes / 2
+
+
+def test_auto_takes_the_kernel_on_a_cpu_and_xla_elsewhere():
+    operands = make_operands()
+    auto = jax.jit(lambda **operands: attend(**operands, implementation="auto"))
+    np.testing.assert_array_equal(np.asarray(auto(**operands)), np.asarray(attend(**operands)))
+    assert "PkPagedAttention" in auto.lower(**operands).as_text()
+    elsewhere = auto.trace(**operands).lower(lowering_platforms=("cuda",))
+    assert "PkPagedAttention" not in elsewhere.as_text()
+
+
+def test_auto_leaves_arrays_on_a_mesh_to_xla_but_not_the_shards_of_a_shard_map():
+    operands = make_operands()
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    everywhere = jax.device_put(operands, NamedSharding(mesh, PartitionSpec()))
+    auto = jax.jit(lambda operands: attend(**operands, implementation="auto"))
+    assert "PkPagedAttention" not in auto.lower(everywhere).as_text()
+
+    island = jax.shard_map(auto, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
+    assert "PkPagedAttention" in jax.jit(island).lower(everywhere).as_text()
+    known = np.asarray(attend(**operands))
+    np.testing.assert_array_equal(np.asarray(jax.jit(island)(everywhere)), known)
