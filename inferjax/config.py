@@ -329,7 +329,8 @@ class Exec:
     exact: run all rows in tiles of `tile` rows, so that a request's result is bit-identical
       whatever shares its batch. tile: rows per tile, at least 2 (XLA computes a single row
       differently).
-    attention: implementation of the attention op, or "auto".
+    attention: implementation of the attention op ("cpu", "xla", "reference"), or "auto": the best
+      that runs where the program is compiled for.
     page_size: tokens per page of a cache that is made; a step takes it from the cache it is given.
     kv_dtype: dtype of the pages, None means the weights' dtype.
     prefill_chunk: prompt tokens per prefill pass inside `generate`.

@@ -1,4 +1,4 @@
-// The FFI handler of paged attention: checks shapes, plans units of work, and hands them to threads.
+// The FFI handler of paged attention: checks shapes, plans units of work, hands them to threads.
 #include <cstring>
 #include <vector>
 
@@ -47,7 +47,8 @@ int64_t Work(const Unit& unit) { return NumSpans(unit) * unit.rows; }
 
 // Cuts the live queries of a sequence into units of nearly equal size, the last ones first: under a
 // causal mask they have the most to do.
-void AddUnits(const Problem& p, int64_t sequence, int64_t first_live, int64_t num_live, Plan& plan) {
+void AddUnits(const Problem& p, int64_t sequence, int64_t first_live, int64_t num_live,
+              Plan& plan) {
   const int64_t rows = num_live * p.group, num_units = (rows + kMaxRows - 1) / kMaxRows;
   for (int64_t i = num_units - 1; i >= 0; --i) {
     Unit unit{};

@@ -26,10 +26,14 @@ PK_INLINE int64_t KeySlot(const Problem& p, const Unit& unit, int64_t position) 
   return head * p.planes * p.page_size + position % p.page_size;
 }
 
-// Finds the keys and values of a tile that starts at position `start`.
+// Finds the keys and values of a tile that starts at position `start`; false where the unit sees
+// none.
 template <typename Element>
-void Locate(const Problem& p, const Unit& unit, int64_t start, Tile<Element>& tile,
+bool Locate(const Problem& p, const Unit& unit, int64_t start, Tile<Element>& tile,
             Factors& factors) {
+  tile.begin = unit.begin > start ? unit.begin - start : 0;
+  tile.end = unit.end < start + kTile ? unit.end - start : kTile;
+  if (tile.begin >= tile.end) return false;
   const Element* pool = static_cast<const Element*>(p.pool);
   const int64_t value_plane = (p.planes - 1) * p.page_size;
   for (int64_t k = tile.begin; k < tile.end;) {
@@ -47,6 +51,7 @@ void Locate(const Problem& p, const Unit& unit, int64_t start, Tile<Element>& ti
     k += run;
   }
   FillAround(tile);
+  return true;
 }
 
 // Unpacks a tile to float32 rows of whole vectors.
@@ -113,8 +118,8 @@ PK_INLINE void Weigh(const Problem& p, const Factors& factors, const Part& part,
 
 // Adds a tile to the sums of kRows rows, unless none of them sees any of it.
 template <typename Element, int kRows>
-void AddTile(const Tile<Element>& tile, const Factors& factors, int64_t start, const Rows& rows,
-             const Sums& sums, int64_t row) {
+void AddTile(const Tile<Element>& tile, const Tile<Element>* ahead, const Factors& factors,
+             int64_t start, const Rows& rows, const Sums& sums, int64_t row) {
   const Problem& p = rows.problem;
   Part parts[kRows];
   int64_t begin = kTile, end = 0;
@@ -128,8 +133,8 @@ void AddTile(const Tile<Element>& tile, const Factors& factors, int64_t start, c
   }
   if (begin >= end) return;
   float* scores = rows.scores + row * kTile;
-  Score<Element, kRows>(rows.q + row * rows.width, rows.width, tile, begin, end, p.scale,
-                        row == 0 && p.planes > 1, scores);
+  Score<Element, kRows>(rows.q + row * rows.width, rows.width, tile, ahead, begin, end, p.scale,
+                        scores);
   for (int r = 0; r < kRows; ++r) {
     Part& part = parts[r];
     part.first = begin / kLanes * kLanes;
@@ -141,24 +146,25 @@ void AddTile(const Tile<Element>& tile, const Factors& factors, int64_t start, c
       for (int64_t k = part.first; k < part.last; ++k) scores[r * kTile + k] = 0.0f;
     }
   }
-  AddValues<Element, kRows>(scores, rows.kept + row, tile, begin, end, sums.out + row * sums.width,
-                            sums.width);
+  AddValues<Element, kRows>(scores, rows.kept + row, tile, p.planes > 1 ? ahead : nullptr, begin,
+                            end, sums.out + row * sums.width, sums.width);
 }
 
+// While the first rows read a tile, the tile `ahead` is asked for.
 template <typename Element>
-void AddTileToRows(const Tile<Element>& tile, const Factors& factors, int64_t start,
-                   const Rows& rows, const Sums& sums) {
+void AddTileToRows(const Tile<Element>& tile, const Tile<Element>* ahead, const Factors& factors,
+                   int64_t start, const Rows& rows, const Sums& sums) {
   const int64_t whole = rows.count / 4 * 4;
-  for (int64_t row = 0; row < whole; row += 4) {
-    AddTile<Element, 4>(tile, factors, start, rows, sums, row);
+  for (int64_t row = 0; row < whole; row += 4, ahead = nullptr) {
+    AddTile<Element, 4>(tile, ahead, factors, start, rows, sums, row);
   }
   switch (rows.count - whole) {
     case 1:
-      return AddTile<Element, 1>(tile, factors, start, rows, sums, whole);
+      return AddTile<Element, 1>(tile, ahead, factors, start, rows, sums, whole);
     case 2:
-      return AddTile<Element, 2>(tile, factors, start, rows, sums, whole);
+      return AddTile<Element, 2>(tile, ahead, factors, start, rows, sums, whole);
     case 3:
-      return AddTile<Element, 3>(tile, factors, start, rows, sums, whole);
+      return AddTile<Element, 3>(tile, ahead, factors, start, rows, sums, whole);
   }
 }
 
@@ -168,20 +174,21 @@ void AddSpan(const Rows& rows, int64_t span, float* staged, const Sums& sums) {
   const Problem& p = rows.problem;
   sums.Clear();
   memset(rows.totals, 0, rows.count * kLanes * sizeof(float));
-  for (int64_t start = span * kSpan; start < (span + 1) * kSpan; start += kTile) {
-    Tile<Element> tile;
-    Factors factors;
-    tile.begin = rows.unit.begin > start ? rows.unit.begin - start : 0;
-    tile.end = rows.unit.end < start + kTile ? rows.unit.end - start : kTile;
-    if (tile.begin >= tile.end) continue;
-    Locate(p, rows.unit, start, tile, factors);
-    if (IsStaged(p, rows.count)) {
+  Tile<Element> tiles[2];
+  Factors factors[2];
+  int64_t start = span * kSpan;
+  bool seen = Locate(p, rows.unit, start, tiles[0], factors[0]);
+  for (int now = 0; start < (span + 1) * kSpan; start += kTile, now ^= 1) {
+    const bool more = Locate(p, rows.unit, start + kTile, tiles[now ^ 1], factors[now ^ 1]);
+    const Tile<Element>* ahead = more ? &tiles[now ^ 1] : nullptr;
+    if (seen && IsStaged(p, rows.count)) {
       Tile<float> unpacked;
-      Stage(p, tile, staged, unpacked);
-      AddTileToRows(unpacked, factors, start, rows, sums);
-    } else {
-      AddTileToRows(tile, factors, start, rows, sums);
+      Stage(p, tiles[now], staged, unpacked);
+      AddTileToRows<float>(unpacked, nullptr, factors[now], start, rows, sums);
+    } else if (seen) {
+      AddTileToRows(tiles[now], ahead, factors[now], start, rows, sums);
     }
+    seen = more;
   }
   for (int64_t r = 0; r < rows.count; ++r) {
     sums.total[r] = SumLanes(Load(rows.totals + r * kLanes));

@@ -48,27 +48,30 @@ struct Unit {
   int64_t begin, end;            // all positions that the unit's queries see
 };
 
-inline int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+// Static, like all functions here: the linker would merge what the variants have in common.
+static inline int64_t RoundUp(int64_t value, int64_t step) {
+  return (value + step - 1) / step * step;
+}
 
-inline int64_t FirstSpan(const Unit& unit) { return unit.begin / kSpan; }
-inline int64_t NumSpans(const Unit& unit) {
+static inline int64_t FirstSpan(const Unit& unit) { return unit.begin / kSpan; }
+static inline int64_t NumSpans(const Unit& unit) {
   return (unit.end + kSpan - 1) / kSpan - FirstSpan(unit);
 }
 
 // Sums of a span or of a whole unit: per row the highest score, the sum of weights, and the
 // weighted values, padded to whole vectors.
-inline int64_t SumsFloats(const Problem& problem, int64_t rows) {
+static inline int64_t SumsFloats(const Problem& problem, int64_t rows) {
   return rows * (2 + RoundUp(problem.value_dim, 16));
 }
 
 // Keys and values are unpacked to float32 before use where that pays or where rows end within a
 // vector, which must not be read beyond.
-inline bool IsStaged(const Problem& problem, int64_t rows) {
+static inline bool IsStaged(const Problem& problem, int64_t rows) {
   return problem.width % 16 != 0 || (problem.pool_type != Type::kFloat32 && rows > 8);
 }
 
 // Each of at most ten pieces may be padded to a multiple of 16 floats.
-inline int64_t ScratchFloats(const Problem& problem, int64_t rows) {
+static inline int64_t ScratchFloats(const Problem& problem, int64_t rows) {
   const int64_t width = RoundUp(problem.width, 16);
   const int64_t queries = rows * (width + kTile + 16 + 1 + 2 + 2);
   const int64_t staged = IsStaged(problem, rows) ? 2 * kTile * width : 0;
@@ -80,7 +83,7 @@ struct SeenRange {
   int64_t begin, end;
 };
 
-inline SeenRange SeenBy(const Problem& problem, int64_t sequence, int64_t position) {
+static inline SeenRange SeenBy(const Problem& problem, int64_t sequence, int64_t position) {
   const int64_t capacity = problem.table_width * problem.page_size;
   int64_t end = problem.lengths[sequence];
   if (end > position + 1) end = position + 1;

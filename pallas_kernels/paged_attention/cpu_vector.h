@@ -57,7 +57,8 @@ PK_INLINE Vec SumEach(const Vec* sums) {
     quads[i] = Add(_mm512_shuffle_f32x4(half[0], half[1], 0x88),
                    _mm512_shuffle_f32x4(half[0], half[1], 0xdd));
   }
-  const Vec low = Add(_mm512_unpacklo_ps(quads[0], quads[1]), _mm512_unpackhi_ps(quads[0], quads[1]));
+  const Vec low =
+      Add(_mm512_unpacklo_ps(quads[0], quads[1]), _mm512_unpackhi_ps(quads[0], quads[1]));
   const Vec high =
       Add(_mm512_unpacklo_ps(quads[2], quads[3]), _mm512_unpackhi_ps(quads[2], quads[3]));
   return Add(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee));
