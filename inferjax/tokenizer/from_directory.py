@@ -10,7 +10,7 @@ import tokenizers
 
 from inferjax.errors import TokenizerError
 from inferjax.tokenizer.tokenizer import SpecialTokens, Tokenizer
-from inferjax.tokenizer.untrusted import check_core, encode_ids, is_text
+from inferjax.tokenizer.untrusted import check_core, check_text, encode_ids, is_text
 
 MAX_FILE_BYTES = 256 * 2**20
 # Parsed JSON takes up to thirty times its text. Old files list a thousand added tokens: 200 kB.
@@ -43,6 +43,7 @@ def _read_core(directory: Path) -> tokenizers.Tokenizer:
             fix="save the fast tokenizer beside the weights: tokenizer.save_pretrained(directory)",
         )
     text = _read_text(file, MAX_FILE_BYTES)
+    check_text(text)
     try:
         core = tokenizers.Tokenizer.from_str(text)
     except (KeyboardInterrupt, SystemExit, MemoryError):

@@ -7,6 +7,7 @@ replacements can make a thousand gigabytes of one line.
 import base64
 import json
 import math
+import re
 from typing import Any
 
 import tokenizers
@@ -17,6 +18,28 @@ from inferjax.errors import TokenizerError
 # table has a character that stands for eighteen.
 MAX_GROWTH = 256.0
 _GROWTH = {"ByteLevel": 4.0, "NFKC": 18.0, "NFKD": 18.0, "NFC": 3.0, "NFD": 4.0}
+
+
+_PREFIXED = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]')
+# An underscore or a small letter, spelled as no writer of JSON spells it.
+_SPELLED_OUT = re.compile(r"(\\+)u00(?:5[fF]|[67])")
+
+
+def check_text(text: str) -> None:
+    """Refuse what ends the process inside the library: a prefix that its merges are cut by.
+
+    It cuts bytes, whole characters or not, and aborts when it reports what came out. No decoder has
+    such a prefix. The text is searched, as parsing it takes seconds and hundreds of megabytes.
+
+    Raises: TokenizerError.
+    """
+    hidden = any(len(found[1]) % 2 for found in _SPELLED_OUT.finditer(text))
+    if hidden or _PREFIXED.search(text):
+        raise TokenizerError(
+            "tokenizer.json has a continuing_subword_prefix, or letters spelled as escapes",
+            why="vocabularies of decoders have no such prefix, and writers of JSON no such escapes",
+            fix="get tokenizer.json again from its source",
+        )
 
 
 def check_core(core: tokenizers.Tokenizer) -> None:

@@ -107,9 +107,32 @@ def test_expression_that_backtracks_forever_is_our_error(tmp_path):
         tokenizer.encode("a" * 1000)
 
 
+def test_prefix_that_merges_are_cut_by_is_refused_however_it_is_spelled(tmp_path):
+    """The library cuts a character in two and aborts as it reports it."""
+    text = (write(tmp_path) / "tokenizer.json").read_text()
+    cut = text.replace('"continuing_subword_prefix": null', '"continuing_subword_prefix": "1"')
+    assert cut != text
+    for hostile in (cut, cut.replace('"continuing', '"cont\\u0069nuing')):
+        (tmp_path / "tokenizer.json").write_text(hostile)
+        with pytest.raises(TokenizerError, match="continuing_subword_prefix"):
+            tokenizer_from_directory(tmp_path)
+
+
+def test_token_that_looks_like_an_escape_is_a_token(tmp_path):
+    core = json.loads((write(tmp_path) / "tokenizer.json").read_text())
+    core["model"]["vocab"]["\\u0069"] = 9_999
+    core["model"]["vocab"]["continuing_subword_prefix"] = 9_998
+    (tmp_path / "tokenizer.json").write_text(json.dumps(core))
+    assert tokenizer_from_directory(tmp_path).token_to_id("\\u0069") == 9_999
+
+
 def test_word_pieces_are_refused(tmp_path):
     """Their encoder takes the cube of a word's length."""
-    core = tokenizers.Tokenizer(models.WordPiece(vocab={"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    core = tokenizers.Tokenizer(
+        models.WordPiece(
+            vocab={"a": 0, "[UNK]": 1}, unk_token="[UNK]", continuing_subword_prefix=""
+        )
+    )
     folder = write(tmp_path, model=json.loads(core.to_str())["model"])
     with pytest.raises(TokenizerError, match="WordPiece"):
         tokenizer_from_directory(folder)
