@@ -3,9 +3,11 @@
 import collections
 import dataclasses
 import json
+import os
 import select
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 MAX_SECONDS = 20.0  # of waiting for one case on a busy machine, the kind's first use included
@@ -63,20 +65,21 @@ class Worker:
             self._process.stdin.close()
             self._process.stdout.close()
             self._log.close()
+            self._folder.cleanup()
             self._process = None
 
     def _start(self) -> subprocess.Popen:
-        import tempfile
-
-        self._log = tempfile.NamedTemporaryFile("w", prefix="mutation-worker-")  # noqa: SIM115
+        # What a process that is killed leaves behind goes with its folder.
+        self._folder = tempfile.TemporaryDirectory(prefix="mutation-worker-", delete=True)
+        self._log = (Path(self._folder.name) / "log").open("w")
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("mutation_worker.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
+            env={**os.environ, "TMPDIR": self._folder.name},
         )
-        # The first case may wait for the imports.
         return self._process
 
 
