@@ -1,7 +1,9 @@
 """What every test starts from: eight simulated CPU devices, strict dtypes, checked shapes."""
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
 
 # Before jax is imported anywhere: its device count is fixed at the first import.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -45,6 +47,22 @@ def pytest_configure(config: pytest.Config) -> None:
         if name not in FAULTS:
             raise pytest.UsageError(f"no fault is called {name!r}: {', '.join(FAULTS)}")
         apply(FAULTS[name], pytest.MonkeyPatch())
+
+
+MAX_MEMORY_MAPS = 30_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_memory_maps() -> Iterator[None]:
+    """Drop compiled programs before there are too many: each takes about ten memory maps.
+
+    Linux gives a process 65,530 of them by default, and XLA aborts it when they are used up.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MAX_MEMORY_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
