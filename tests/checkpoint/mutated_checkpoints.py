@@ -233,9 +233,9 @@ def forge_orbax(rng: np.random.Generator, folder: Path) -> None:
             record["files"] = {f.relative_to(saved).as_posix(): fingerprint(f) for f in files}
         record = {"sha256": _digest(record), **record}
         text = json.dumps(record).encode()
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         pass
-    if record_path.is_dir():
+    if record_path.is_dir() and not record_path.is_symlink():
         record_path.rmdir()
     record_path.unlink(missing_ok=True)
     record_path.write_bytes(text)
