@@ -1,13 +1,13 @@
 """Hostile files made by hand: sizes that cannot be, numbers without end, and what is no file."""
 
 import json
-import os
 import shutil
 import tracemalloc
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from irregular_files import IRREGULAR, replace_by
 from make_files import (
     gguf_pair,
     gguf_string,
@@ -266,20 +266,7 @@ def tiny_copy(tiny, folder):
     return folder / "model"
 
 
-def replace_by(kind: str, file) -> None:
-    file.unlink()
-    match kind:
-        case "pipe":
-            os.mkfifo(file)
-        case "folder":
-            file.mkdir()
-        case "link to itself":
-            file.symlink_to(file)
-        case _:
-            file.symlink_to("/dev/zero")
-
-
-@pytest.mark.parametrize("kind", ["pipe", "folder", "link to itself", "device"])
+@pytest.mark.parametrize("kind", IRREGULAR)
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "1_Pooling/config.json"])
 def test_what_is_no_file_is_not_waited_for(tmp_path, tiny, name, kind):
     folder = tiny_copy(tiny, tmp_path)

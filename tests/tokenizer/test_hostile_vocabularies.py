@@ -2,11 +2,11 @@
 
 import base64
 import json
-import os
 
 import numpy as np
 import pytest
 import tokenizers
+from irregular_files import IRREGULAR, replace_by
 from tokenizer_vocabularies import byte_level_metadata
 from tokenizers import models
 
@@ -175,20 +175,10 @@ def test_config_of_many_megabytes_is_not_parsed(tmp_path):
         tokenizer_from_directory(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "link to itself", "device"])
+@pytest.mark.parametrize("kind", IRREGULAR)
 def test_what_is_no_file_is_not_waited_for(tmp_path, kind):
     write(tmp_path)
-    file = tmp_path / "tokenizer.json"
-    file.unlink()
-    match kind:
-        case "pipe":
-            os.mkfifo(file)
-        case "folder":
-            file.mkdir()
-        case "link to itself":
-            file.symlink_to(file)
-        case _:
-            file.symlink_to("/dev/zero")
+    replace_by(kind, tmp_path / "tokenizer.json")
     with pytest.raises(TokenizerError, match=r"no tokenizer.json"):
         tokenizer_from_directory(tmp_path)
 
