@@ -40,13 +40,17 @@ clean: ## remove the environment and everything that was generated
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One environment; the stamps say which part of pyproject.toml is installed in it.
-$(VENV)/.core: pyproject.toml $(VENV)/bin/python
+# One environment; the stamps say which part of pyproject.toml is installed in it. Installing builds
+# the native kernels: their sources count too, as a library of other sources is not used.
+NATIVE := hatch_build.py pallas_kernels/native/build.py \
+	$(wildcard pallas_kernels/*/*.cc) $(wildcard pallas_kernels/*/*.h)
+
+$(VENV)/.core: pyproject.toml $(NATIVE) $(VENV)/bin/python
 	@echo "Installing inferjax into $(VENV) ..."
 	@$(call install,-e .)
 	@touch $@
 
-$(VENV)/.test: pyproject.toml $(VENV)/bin/python
+$(VENV)/.test: pyproject.toml $(NATIVE) $(VENV)/bin/python
 	@echo "Installing inferjax with the test tools into $(VENV) ..."
 	@$(call install,-e '.[test]')
 	@touch $@ $(VENV)/.core
