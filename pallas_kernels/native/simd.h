@@ -110,6 +110,9 @@ PK_INLINE Vec ToFloat(IVec a) { return _mm512_cvtepi32_ps(a); }
 PK_INLINE Vec AsFloat(IVec a) { return _mm512_castsi512_ps(a); }
 // The low 16 bits of every lane are a half.
 PK_INLINE Vec HalfToFloat(IVec a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
+PK_INLINE Vec LoadHalves(const void* from) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(from)));
+}
 
 #elif defined(PK_SIMD_256)
 
@@ -171,6 +174,10 @@ PK_INLINE Vec HalfToFloat(IVec v) {
   const __m256i ordered = _mm256_permute4x64_epi64(packed, 0xd8);
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(ordered)),
           _mm256_cvtph_ps(_mm256_extracti128_si256(ordered, 1))};
+}
+PK_INLINE Vec LoadHalves(const void* from) {
+  const __m128i* halves = static_cast<const __m128i*>(from);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
 }
 
 #else  // Vectors of four, which every compiler can lower: SSE2, NEON, or scalars.
@@ -239,6 +246,15 @@ PK_INLINE Vec HalfToFloat(IVec a) {
   return out;
 }
 #undef PK_EACH
+PK_INLINE Vec LoadHalves(const void* from) {
+  Vec out;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    uint16_t half;
+    memcpy(&half, static_cast<const char*>(from) + 2 * lane, sizeof(half));
+    out.part[lane / 4][lane % 4] = FromHalf(half);
+  }
+  return out;
+}
 
 #endif
 

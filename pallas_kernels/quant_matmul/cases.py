@@ -14,6 +14,7 @@ from pallas_kernels.quant_matmul.packed import (
 )
 
 LARGEST_CODE = {"int8": 127.0, "int4": 7.0, "float8": 448.0}
+SMALLEST_SCALE = 1e-7  # float16 has no smaller ones
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class Case:
     format: str
     group: int = 0
     has_minimums: bool = False
+    scale_dtype: str = "float32"
 
 
 def _shapes(name: str, **how: Any) -> tuple[Case, ...]:
@@ -43,9 +45,27 @@ CASES = (
     *_shapes("float16", format="float16"),
     *_shapes("int8 per channel", format="int8"),
     *_shapes("int8 in groups of 32", format="int8", group=32),
+    *_shapes("int8 in groups of 16", format="int8", group=16),
     *_shapes("int8 with minimums", format="int8", group=128, has_minimums=True),
+    *_shapes("int8 with half scales", format="int8", group=32, scale_dtype="float16"),
+    *_shapes(
+        "int8 with half minimums",
+        format="int8",
+        group=32,
+        has_minimums=True,
+        scale_dtype="float16",
+    ),
     *_shapes("int4 in groups of 32", format="int4", group=32),
     *_shapes("int4 with minimums", format="int4", group=32, has_minimums=True),
+    *_shapes("int4 with half scales", format="int4", group=32, scale_dtype="float16"),
+    *_shapes(
+        "int4 with half minimums",
+        format="int4",
+        group=32,
+        has_minimums=True,
+        scale_dtype="float16",
+    ),
+    *_shapes("int4 in groups of 16", format="int4", group=16, has_minimums=True),
     *_shapes("int4 in groups of 64", format="int4", group=64),
     *_shapes("int4 in groups of 128", format="int4", group=128),
     *_shapes("float8 per channel", format="float8"),
@@ -88,13 +108,13 @@ def _round_groups(
     if case.has_minimums:
         low, high = parts.min(1), parts.max(1)
         levels, first = (15.0, 0.0) if case.format == "int4" else (255.0, -128.0)
-        scales = np.maximum((high - low) / levels, 1e-30).astype(np.float32)
-        minimums = (low - first * scales).astype(np.float32)
-        codes = np.rint((parts - minimums[:, None]) / scales[:, None])
+        scales = np.maximum((high - low) / levels, SMALLEST_SCALE).astype(case.scale_dtype)
+        minimums = (low - first * scales.astype(np.float32)).astype(case.scale_dtype)
+        codes = np.rint((parts - minimums[:, None]) / scales[:, None].astype(np.float32))
         return codes.clip(first, first + levels), scales, minimums
     largest = LARGEST_CODE[case.format]
-    scales = np.maximum(np.abs(parts).max(1) / largest, 1e-30).astype(np.float32)
-    codes = parts / scales[:, None]
+    scales = np.maximum(np.abs(parts).max(1) / largest, SMALLEST_SCALE).astype(case.scale_dtype)
+    codes = parts / scales[:, None].astype(np.float32)
     return codes if case.format == "float8" else np.rint(codes), scales, None
 
 

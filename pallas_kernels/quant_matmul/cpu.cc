@@ -18,20 +18,27 @@ namespace {
 
 ffi::Error Refuse(const std::string& why) { return ffi::Error::InvalidArgument(why); }
 
-// Reads the optional arrays of scales and minimums, which must be float32 [blocks, groups, 16].
+// Reads the optional arrays of scales and minimums: [blocks, groups, 16], all of one float type.
 ffi::Error ReadScales(ffi::RemainingArgs rest, Problem& p) {
-  const float** const fields[2] = {&p.scales, &p.minimums};
+  const char** const fields[2] = {&p.scales, &p.minimums};
   if (rest.size() > 2) return Refuse("at most scales and minimums follow the values");
   for (size_t i = 0; i < rest.size(); ++i) {
-    const auto array = rest.get<ffi::Buffer<ffi::F32>>(i);
-    if (!array) return Refuse("scales and minimums are float32");
+    const auto array = rest.get<ffi::AnyBuffer>(i);
+    if (!array) return array.error();
+    const bool is_half = array->element_type() == ffi::F16;
+    if (!is_half && array->element_type() != ffi::F32) {
+      return Refuse("scales and minimums are float32 or float16");
+    }
     const auto shape = array->dimensions();
     if (shape.size() != 3 || shape[0] != p.blocks || shape[2] != 16 || shape[1] < 1) {
       return Refuse("scales and minimums are [blocks, groups, 16]");
     }
-    if (i && shape[1] != p.groups) return Refuse("scales and minimums differ in their groups");
+    if (i && (shape[1] != p.groups || is_half != p.scales_are_half)) {
+      return Refuse("scales and minimums differ in their groups or types");
+    }
     p.groups = shape[1];
-    *fields[i] = array->typed_data();
+    p.scales_are_half = is_half;
+    *fields[i] = static_cast<const char*>(array->untyped_data());
   }
   return ffi::Error::Success();
 }

@@ -41,14 +41,17 @@ PK_INLINE int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
 template <int NB>
 struct Streams {
   const char* weights[NB];
-  const float* scales[NB];
-  const float* minimums[NB];
+  const char* scales[NB];
+  const char* minimums[NB];
   int64_t scale_step;
+  bool are_half;
 
-  Streams(const Problem& p, const TileArgs& a) : scale_step(p.groups == 1 ? 0 : kLanes) {
+  Streams(const Problem& p, const TileArgs& a) : are_half(p.scales_are_half) {
+    const int64_t bytes = kLanes * (are_half ? 2 : 4);
+    scale_step = p.groups == 1 ? 0 : bytes;
     for (int n = 0; n < NB; ++n) {
       const int64_t block = Min(n, a.valid_blocks - 1);
-      const int64_t at = (a.first_block + block) * p.groups * kLanes + a.chunk_begin * scale_step;
+      const int64_t at = (a.first_block + block) * p.groups * bytes + a.chunk_begin * scale_step;
       weights[n] = a.weights + block * a.block_stride;
       scales[n] = p.scales ? p.scales + at : nullptr;
       minimums[n] = p.minimums ? p.minimums + at : nullptr;
@@ -58,6 +61,9 @@ struct Streams {
   PK_INLINE int64_t Ahead(const TileArgs& a, int64_t at) {
     at += kPrefetchBytes;
     return at < a.limit ? at : at + a.jump;
+  }
+  inline __attribute__((always_inline)) Vec Read(const char* shared) const {
+    return are_half ? LoadHalves(shared) : Load(reinterpret_cast<const float*>(shared));
   }
   inline __attribute__((always_inline)) void NextChunk() {
     for (int n = 0; n < NB; ++n) {
@@ -155,10 +161,10 @@ void FloatTile(const Problem& p, const TileArgs& a) {
         totals.Set(n, m, Add(totals.Get(n, m), sum[n][m]));
         return;
       }
-      Vec scale = Load(streams.scales[n]);
+      Vec scale = streams.Read(streams.scales[n]);
       if (Format::kFactor != 1.0f) scale = Mul(scale, Broadcast(Format::kFactor));
       Vec total = MulAdd(sum[n][m], scale, totals.Get(n, m));
-      if (p.minimums) total = MulAdd(Load(streams.minimums[n]), Broadcast(x_sum[m]), total);
+      if (p.minimums) total = MulAdd(streams.Read(streams.minimums[n]), Broadcast(x_sum[m]), total);
       totals.Set(n, m, total);
     });
     streams.NextChunk();
@@ -215,9 +221,11 @@ void CodeTile(const Problem& p, const TileArgs& a) {
       AddCodes<Format, MB, NB>(p, lines, x, sum);
     }
     Totals<MB, NB>::Each([&](auto n, auto m) PK_INLINED {
-      const Vec scale = Mul(Load(streams.scales[n]), Broadcast(p.x_scale[row + m]));
+      const Vec scale = Mul(streams.Read(streams.scales[n]), Broadcast(p.x_scale[row + m]));
       Vec total = MulAdd(ToFloat(sum[n][m]), scale, totals.Get(n, m));
-      if (p.minimums) total = MulAdd(Load(streams.minimums[n]), Broadcast(p.x_sum[row + m]), total);
+      if (p.minimums) {
+        total = MulAdd(streams.Read(streams.minimums[n]), Broadcast(p.x_sum[row + m]), total);
+      }
       totals.Set(n, m, total);
     });
     streams.NextChunk();

@@ -28,8 +28,9 @@ struct Problem {
   const void* x;  // [rows, num_in] float32 or bfloat16
   bool x_is_bfloat16;
   const char* values;
-  const float* scales;    // [blocks, groups, 16] or null
-  const float* minimums;  // as scales, or null
+  const char* scales;     // [blocks, groups, 16] of float32 or float16, or null
+  const char* minimums;   // as scales, or null
+  bool scales_are_half;
   float* y;               // [rows, num_out]
   int64_t rows, num_in, num_out, group;
   Format format;

@@ -57,8 +57,8 @@ AnyArray = Any
 class PackedWeight:
     """A `[num_in, num_out]` matrix; its entry is `code * scale + minimum` of its column's group.
 
-    `group` rows share a scale and a minimum, `[..., N/16, num_in/group, 16]` in float32; 0 means
-    all rows. An int4 code is 0..15 with minimums, and 0..15 less 8 without.
+    `group` rows share a scale and a minimum, `[..., N/16, num_in/group, 16]`, both in float32 or
+    both in float16; 0 means all rows. An int4 code is 0..15 with minimums, 0..15 less 8 without.
     """
 
     values: AnyArray
@@ -93,6 +93,7 @@ def pack_codes(
     """Pack codes that a quantizer chose, with the scale (and minimum) of each group of rows.
 
     Codes are int8 values, float8_e4m3fn values, or int4 codes: -8..7 without minimums, 0..15 with.
+    Scales and minimums that all are float16 stay so; everything else is computed in float32.
 
     Raises: ValueError when format, group and shapes do not agree.
     """
@@ -108,10 +109,12 @@ def pack_codes(
             raise ValueError(f"{name} have shape {array.shape}, codes and group need {wanted}")
     if format == "int4":
         codes = codes.astype(np.int8) + np.int8(0 if minimums is not None else INT4_ZERO)
+    kept = {array.dtype for array in (scales, minimums) if array is not None}
+    shared = np.dtype(np.float16 if kept == {np.dtype(np.float16)} else np.float32)
     return PackedWeight(
         values=_pack_values(codes.astype(VALUE_DTYPES[format]), format),
-        scales=_blocks(scales.astype(np.float32)),
-        minimums=None if minimums is None else _blocks(minimums.astype(np.float32)),
+        scales=_blocks(scales.astype(shared)),
+        minimums=None if minimums is None else _blocks(minimums.astype(shared)),
         format=format,
         num_in=num_in,
         num_out=num_out,
@@ -166,7 +169,7 @@ def take_rows(weight: PackedWeight, ids: Int[Array, "..."]) -> Float[Array, "...
 
 def _rows_of_groups(weight: PackedWeight, packed: AnyArray) -> Float[AnyArray, "... K N"]:
     """Return what the groups of rows share, once for each row."""
-    shared = _unblocks(packed)[..., : weight.num_out]
+    shared = _unblocks(packed)[..., : weight.num_out].astype(np.float32)
     xp = shared.__array_namespace__()
     if not weight.group:
         return shared

@@ -34,4 +34,4 @@ def quant_matmul(
 
 def _columns(weight: PackedWeight, packed: Array, group: int) -> Float[Array, "1 N"]:
     """Return what the columns of one group share."""
-    return packed[:, group, :].reshape(1, -1)[:, : weight.num_out]
+    return packed[:, group, :].reshape(1, -1)[:, : weight.num_out].astype(jnp.float32)

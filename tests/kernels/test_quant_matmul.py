@@ -140,6 +140,17 @@ def test_nan_in_a_scale_stays_in_its_column(implementation):
     assert np.isfinite(np.delete(np.asarray(got), 19, axis=1)).all()
 
 
+def test_smallest_half_scale_is_read_exactly():
+    """Half of the float16 scales below 6e-5 are subnormal, which threads may flush."""
+    native_library.require()
+    codes = np.asarray([[1, -3, 100]], np.int8)
+    scales = np.asarray([[2.0**-24, 3 * 2.0**-20, 65504.0]], np.float16)
+    packed = pack_codes(codes, scales, scales, format="int8", group=32)
+    for variant in native.variants():
+        got = cpu.quant_matmul(jnp.ones((1, 1)), packed, activations="float32", variant=variant)
+        np.testing.assert_array_equal(np.asarray(got), (codes + 1.0) * scales.astype(np.float32))
+
+
 def test_float8_nan_is_a_nan():
     native_library.require()
     case = next(c for c in LONG if c.format == "float8")

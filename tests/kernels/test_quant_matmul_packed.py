@@ -19,8 +19,8 @@ def plain_dequantize(case: Case) -> np.ndarray:
     """Return codes times scales plus minimums without any packing."""
     codes, scales, minimums = round_to_codes(make_weight(case), case)
     index = np.arange(case.num_in) // (case.group or max(case.num_in, 1))
-    values = codes.astype(np.float32) * scales[index]
-    return values if minimums is None else values + minimums[index]
+    values = codes.astype(np.float32) * scales[index].astype(np.float32)
+    return values if minimums is None else values + minimums[index].astype(np.float32)
 
 
 @pytest.mark.parametrize("case", STORED, ids=lambda c: c.name)
@@ -96,6 +96,15 @@ def test_pack_refuses_what_it_cannot_store():
         pack_codes(ones, ones[:1], format="int8", group=20)
     with pytest.raises(ValueError, match=r"scales have shape \(1, 16\).*need \(2, 16\)"):
         pack_codes(ones, ones[:1], format="int8", group=32)
+
+
+def test_half_scales_stay_half_where_all_are():
+    half, single = np.dtype(np.float16), np.dtype(np.float32)
+    codes, ones = np.ones((64, 16), np.int8), np.ones((2, 16), half)
+    packed = pack_codes(codes, ones, ones, format="int8", group=32)
+    assert {a.dtype for a in (packed.scales, packed.minimums) if a is not None} == {half}
+    mixed = pack_codes(codes, ones, ones.astype(single), format="int8", group=32)
+    assert {a.dtype for a in (mixed.scales, mixed.minimums) if a is not None} == {single}
 
 
 def test_float8_is_the_finite_kind():

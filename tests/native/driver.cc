@@ -66,10 +66,11 @@ class Pool {
 struct Case {
   Problem problem = {};
   std::vector<char> values;
-  std::vector<float> x, scales, minimums;
+  std::vector<float> x;
+  std::vector<char> scales, minimums;
 
-  Case(int64_t format, int64_t activations, int64_t group, bool has_minimums, int64_t rows,
-       int64_t num_in, int64_t num_out) {
+  Case(int64_t format, int64_t activations, int64_t group, bool has_minimums, bool half_scales,
+       int64_t rows, int64_t num_in, int64_t num_out) {
     Problem& p = problem;
     p.rows = rows;
     p.num_in = num_in;
@@ -82,8 +83,11 @@ struct Case {
     for (size_t at = 0; at < values.size(); at += 4) std::memcpy(&values[at], &ones[format], 4);
     if (format >= pk::quant_matmul::kInt8) {
       p.groups = group ? (num_in + group - 1) / group : 1;
-      scales.assign(static_cast<size_t>(p.blocks * p.groups * 16), 0.5f);
-      if (has_minimums) minimums.assign(scales.size(), -0.25f);
+      p.scales_are_half = half_scales;
+      scales = Filled(p.blocks * p.groups * 16, half_scales ? 0x38003800u : 0x3f000000u);  // 0.5
+      if (has_minimums) {
+        minimums = Filled(p.blocks * p.groups * 16, half_scales ? 0xb400b400u : 0xbe800000u);
+      }
     }
     Point();
     if (const char* why = pk::quant_matmul::SetChunks(p)) Fail(why);
@@ -93,6 +97,13 @@ struct Case {
     }
     x.shrink_to_fit();
     Point();
+  }
+
+  // Floats of the bits' type, two of them in a word where they are halves.
+  std::vector<char> Filled(int64_t count, uint32_t bits) const {
+    std::vector<char> bytes(static_cast<size_t>(count * (problem.scales_are_half ? 2 : 4)));
+    for (size_t at = 0; at < bytes.size(); at += 4) std::memcpy(&bytes[at], &bits, 4);
+    return bytes;
   }
 
   void Point() {
@@ -149,14 +160,14 @@ std::deque<Case> MakeCases(int64_t num_in, int64_t num_out, const std::vector<in
   for (const int64_t rows : all_rows) {
     for (int64_t format = 0; format < 6; ++format) {
       const bool has_codes = format == pk::quant_matmul::kInt8 || format == pk::quant_matmul::kInt4;
-      cases.emplace_back(format, 0, 0, false, rows, num_in, num_out);
+      cases.emplace_back(format, 0, 0, false, false, rows, num_in, num_out);
       if (format == pk::quant_matmul::kBfloat16) {
-        cases.emplace_back(format, 1, 0, false, rows, num_in, num_out);
+        cases.emplace_back(format, 1, 0, false, false, rows, num_in, num_out);
       }
       if (format < pk::quant_matmul::kInt8) continue;
-      cases.emplace_back(format, 0, 32, true, rows, num_in, num_out);
-      if (has_codes) cases.emplace_back(format, 2, 32, true, rows, num_in, num_out);
-      if (has_codes) cases.emplace_back(format, 2, 0, false, rows, num_in, num_out);
+      cases.emplace_back(format, 0, 32, true, true, rows, num_in, num_out);
+      if (has_codes) cases.emplace_back(format, 2, 16, true, true, rows, num_in, num_out);
+      if (has_codes) cases.emplace_back(format, 2, 0, false, false, rows, num_in, num_out);
     }
   }
   return cases;
