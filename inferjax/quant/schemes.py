@@ -1,14 +1,15 @@
 """The ways to store a weight in fewer bits, by name, and rounding to them."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from einops import rearrange
-from jaxtyping import Float, Num
+from jaxtyping import Bool, Float, Num
 
 from inferjax.errors import UnsupportedConfig
-from pallas_kernels.quant_matmul import PackedWeight, pack, pack_codes
+from pallas_kernels.quant_matmul import QUANTIZED, PackedWeight, pack, pack_codes
+from pallas_kernels.quant_matmul.packed import VALUE_DTYPES
 
 AnyArray = Any
 
@@ -61,17 +62,15 @@ def scheme_named(name: object) -> Scheme:
 
 def round_to_nearest(matrix: Float[AnyArray, "K N"], scheme: Scheme) -> PackedWeight:
     """Store a matrix with every value rounded to the nearest that its group's scale allows."""
-    if scheme.format in ("float32", "bfloat16", "float16"):
+    if scheme.format not in QUANTIZED:
         return pack(matrix, scheme.format)
-    grouped = _groups(matrix.astype(np.float32), scheme.group)
-    codes, scales, minimums = (_asymmetric if scheme.minimum else _symmetric)(grouped, scheme)
-    rows = rearrange(codes, "g r n -> (g r) n")[: matrix.shape[0]]
-    return pack_codes(rows, scales, minimums, format=scheme.format, group=scheme.group)
+    grouped = group_rows(matrix.astype(np.float32), scheme)
+    return pack_groups(grouped, grid_of(grouped, scheme), scheme, matrix.shape[0])
 
 
-def _groups(matrix: Float[AnyArray, "K N"], group: int) -> Float[AnyArray, "G R N"]:
+def group_rows(matrix: Float[AnyArray, "K N"], scheme: Scheme) -> Float[AnyArray, "G R N"]:
     """Cut the rows into groups; a last one that is not full gets copies of its last row."""
-    size = group or matrix.shape[0]
+    size = scheme.group or matrix.shape[0]
     missing = -matrix.shape[0] % size
     if missing:
         xp = matrix.__array_namespace__()
@@ -79,33 +78,72 @@ def _groups(matrix: Float[AnyArray, "K N"], group: int) -> Float[AnyArray, "G R 
     return rearrange(matrix, "(g r) n -> g r n", r=size)
 
 
-def _symmetric(
-    grouped: Float[AnyArray, "G R N"], scheme: Scheme
-) -> tuple[Num[AnyArray, "G R N"], Float[AnyArray, "G N"], None]:
-    """Scale a group so that its largest value is the largest code, or for int4 the code -8."""
+class Grid(NamedTuple):
+    """The values that a group of rows may take: `code * scale`, plus the minimum if there is one.
+
+    It is a pytree of arrays that broadcast against codes.
+    """
+
+    scales: Float[AnyArray, "*groups"]
+    minimums: Float[AnyArray, "*groups"] | None
+
+
+def grid_of(
+    grouped: Float[AnyArray, "*groups R N"], scheme: Scheme, shrink: float | AnyArray = 1.0
+) -> Grid:
+    """Return the grid, per group and column, that just holds the values times `shrink`.
+
+    With a minimum, the codes 0 to 15 go from the smallest value to the largest. Without one, int8
+    and float8 put the largest magnitude on their largest code, and int4 on -8, its only extreme.
+    """
     xp = grouped.__array_namespace__()
+    low, high = xp.min(grouped, axis=-2) * shrink, xp.max(grouped, axis=-2) * shrink
+    if scheme.minimum:
+        return Grid((high - low) / np.float32(_INT4_STEPS), low)
     if scheme.format == "int4":
-        low, high = xp.min(grouped, axis=1), xp.max(grouped, axis=1)
-        scales = xp.where(high > -low, high, low) / np.float32(-8.0)
-        codes = xp.clip(xp.round(grouped * _inverse(scales)[:, None]), -8, 7)
-        return codes.astype(np.int8), scales, None
-    scales = xp.max(xp.abs(grouped), axis=1) / np.float32(_LARGEST[scheme.format])
-    scaled = grouped * _inverse(scales)[:, None]
+        return Grid(xp.where(high > -low, high, low) / np.float32(-8.0), None)
+    return Grid(xp.maximum(high, -low) / np.float32(_LARGEST[scheme.format]), None)
+
+
+def encode(
+    values: Float[AnyArray, "..."], grid: Grid, scheme: Scheme
+) -> tuple[Num[AnyArray, "..."], Bool[AnyArray, "..."]]:
+    """Return the codes nearest to values, and which values lie within the grid.
+
+    `grid` broadcasts against the values.
+    """
+    xp = values.__array_namespace__()
+    from_zero = values if grid.minimums is None else values - grid.minimums
+    scaled = from_zero * _inverse(grid.scales)
     if scheme.format == "float8":
-        return scaled, scales, None
-    return xp.clip(xp.round(scaled), -127, 127).astype(np.int8), scales, None
+        limit = np.float32(_LARGEST["float8"])
+        clipped = xp.clip(scaled, -limit, limit)
+        return clipped.astype(VALUE_DTYPES["float8"]), xp.abs(scaled) <= limit
+    nearest = xp.round(scaled)
+    low, high = (0, 15) if scheme.minimum else (-8, 7) if scheme.format == "int4" else (-127, 127)
+    codes = xp.clip(nearest, low, high)
+    return codes.astype(np.int8), codes == nearest
 
 
-def _asymmetric(
-    grouped: Float[AnyArray, "G R N"], scheme: Scheme
-) -> tuple[Num[AnyArray, "G R N"], Float[AnyArray, "G N"], Float[AnyArray, "G N"]]:
-    """Spread the codes 0 to 15 from a group's smallest value to its largest."""
-    del scheme
-    xp = grouped.__array_namespace__()
-    low = xp.min(grouped, axis=1)
-    scales = (xp.max(grouped, axis=1) - low) / np.float32(_INT4_STEPS)
-    codes = xp.round((grouped - low[:, None]) * _inverse(scales)[:, None])
-    return xp.clip(codes, 0, 15).astype(np.int8), scales, low
+def decode(codes: Num[AnyArray, "..."], grid: Grid) -> Float[AnyArray, "..."]:
+    """Return the values that codes stand for."""
+    values = codes.astype(np.float32) * grid.scales
+    return values if grid.minimums is None else values + grid.minimums
+
+
+def pack_groups(
+    grouped: Float[AnyArray, "G R N"], grid: Grid, scheme: Scheme, num_rows: int
+) -> PackedWeight:
+    """Store the first `num_rows` rows as the nearest values of their groups' grids."""
+    codes = encode(grouped, per_row(grid), scheme)[0]
+    rows = rearrange(codes, "g r n -> (g r) n")[:num_rows]
+    return pack_codes(rows, grid.scales, grid.minimums, format=scheme.format, group=scheme.group)
+
+
+def per_row(grid: Grid) -> Grid:
+    """Return a grid of groups `[..., N]` as one that broadcasts over rows, `[..., 1, N]`."""
+    scales, minimums = grid
+    return Grid(scales[..., None, :], None if minimums is None else minimums[..., None, :])
 
 
 def _inverse(scales: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
