@@ -32,6 +32,10 @@ KINDS = {
         "inferjax.cli.benchmarks.load",
         "seconds and memory of loading a model, beside reading its files and writing its weights",
     ),
+    "peers": (
+        "inferjax.cli.benchmarks.peers",
+        "the same shapes on llama.cpp, transformers and vLLM, where they are installed",
+    ),
     "sinks": (
         "inferjax.cli.benchmarks.sinks",
         "what a text loses in quality when it outgrows its context and older tokens are dropped",

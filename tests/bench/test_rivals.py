@@ -1,0 +1,89 @@
+"""Comparisons with other engines, which stand-ins for their Python play here."""
+
+import json
+import stat
+import sys
+
+import pytest
+
+from inferjax.bench.rivals import Plan, measure, table
+from inferjax.errors import InvalidInput
+from tests.tiny_models import TINY
+
+MODEL = TINY / "llama"
+
+# Says that it has llama_cpp only; speeds grow from call to call, and the third call fails.
+STAND_IN = """#!{python}
+import json, pathlib, sys
+if sys.argv[1] == "-c":
+    sys.exit("llama_cpp" not in sys.argv[2])
+calls = pathlib.Path({calls!r})
+before = calls.read_text().splitlines() if calls.exists() else []
+shape = json.loads(sys.argv[2])
+calls.write_text("\\n".join([*before, json.dumps([sys.argv[1], shape])]))
+if len(before) == 2:
+    sys.exit("out of luck")
+print("loading ...")
+print(json.dumps({{"prefill": 100.0 * len(before), "decode_1": 7.5}}))
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Return a stand-in and the file of its calls."""
+    python, calls = tmp_path / "python", tmp_path / "calls"
+    python.write_text(STAND_IN.format(python=sys.executable, calls=str(calls)))
+    python.chmod(python.stat().st_mode | stat.S_IEXEC)
+    return str(python), calls
+
+
+def plan(tmp_path, python, **changes):
+    settings = {"batches": (1,), "rounds": 3, "runs": ("llama.cpp",), "context": 4, "steps": 16}
+    settings["pythons"] = (python,)
+    return Plan(source=str(MODEL), cache_dir=tmp_path, **{**settings, **changes})
+
+
+def test_a_peer_gets_the_shapes_and_its_failures_are_shown(tmp_path, other):
+    python, calls = other
+    result = measure(plan(tmp_path, python, prefill=9))
+    script, shape = json.loads(calls.read_text().splitlines()[0])
+    assert script.endswith("run_llama_cpp.py")
+    assert (shape["prefill"], shape["context"], shape["steps"]) == (9, 4, 16)
+    assert len(shape["tokens"]) >= 17
+    assert shape["model"] == str(MODEL)
+    assert result["medians"]["llama.cpp"] == {"prefill": 50.0, "decode_1": 7.5}
+    assert len(result["bandwidth_gbps"]) == 3
+    text = table(result)
+    assert "failed 1 times: exit code 1: out of luck" in text
+    assert "7.5" in text
+
+
+def test_engines_take_turns(tmp_path, other):
+    python, calls = other
+    measure(plan(tmp_path, python, runs=("llama.cpp:bf16", "llama.cpp:q8_0"), rounds=2))
+    found = [json.loads(line)[1]["weights"] for line in calls.read_text().splitlines()]
+    assert found == ["bf16", "q8_0", "bf16", "q8_0"]
+
+
+def test_inferjax_runs_the_same_shapes(tmp_path):
+    result = measure(
+        plan(tmp_path, sys.executable, runs=("inferjax:int8",), rounds=1, prefill=8, kv="float32")
+    )
+    [found] = result["rounds"]["inferjax:int8"]
+    assert set(found) == {"start_s", "prefill", "decode_1", "memory_mb"}, found
+    assert min(found.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"runs": ("ollama",)}, "no engine"),
+        ({"runs": ("vllm",)}, "not installed"),
+        ({"pythons": ("/nowhere/python",)}, "does not run"),
+        ({"batches": (0,)}, "below 1"),
+        ({"steps": 8}, "multiple of 16"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(changes, text, tmp_path, other):
+    with pytest.raises(InvalidInput, match=text):
+        measure(plan(tmp_path, other[0], **changes))
