@@ -72,6 +72,7 @@ inline const char* SetChunks(Problem& p) {
 // Bytes that are not initialised, aligned to a cache line.
 class Scratch {
  public:
+  Scratch() = default;
   explicit Scratch(int64_t bytes) : memory_(new char[static_cast<size_t>(bytes) + 64]) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(memory_.get());
     aligned_ = memory_.get() + (64 - address % 64) % 64;
@@ -83,59 +84,86 @@ class Scratch {
 
  private:
   std::unique_ptr<char[]> memory_;
-  char* aligned_;
+  char* aligned_ = nullptr;
+};
+
+// One product, cut into units that threads run in any order: first all of Pack, then all of Multiply.
+class Product {
+ public:
+  // At most `max_threads` of the pool's `pool_threads` will share it (0: all).
+  Product(const Problem& problem, int variant, int64_t max_threads, int64_t pool_threads)
+      : p_(problem), variant_(variant) {
+    if (p_.num_in == 0) std::fill_n(p_.y, p_.rows * p_.num_out, 0.0f);
+    if (p_.rows == 0 || p_.num_out == 0 || p_.num_in == 0) return;
+    p_.plan = PK_PICK(quant_matmul::PlanTiles, variant)(p_.rows);
+    p_.row_tiles = CeilDiv(p_.rows, p_.plan.rows_per_tile);
+    Allocate();
+    CutIntoUnits(max_threads > 0 ? max_threads : std::max<int64_t>(1, pool_threads));
+  }
+
+  int64_t num_tiles() const { return p_.row_tiles; }
+  int64_t num_units() const { return column_units_ * row_units_; }
+  // Whether packing x is worth a second thread.
+  bool is_wide() const { return p_.rows * p_.num_in >= 1 << 17; }
+
+  void Pack(int64_t tile) const {
+    const ScopedFloatMode mode;
+    PK_PICK(quant_matmul::PackTile, variant_)(p_, tile);
+  }
+
+  // A unit is some columns by some rows; which unit an output lies in cannot change its bits.
+  void Multiply(int64_t unit) const {
+    const ScopedFloatMode mode;
+    const int64_t column = unit / row_units_, row = unit % row_units_;
+    const int64_t begin = column_tiles_ * column / column_units_ * p_.plan.blocks_per_tile;
+    const int64_t after = column_tiles_ * (column + 1) / column_units_ * p_.plan.blocks_per_tile;
+    const int64_t end = std::min(p_.blocks, after);
+    const int64_t tile_begin = p_.row_tiles * row / row_units_;
+    const int64_t tile_end = p_.row_tiles * (row + 1) / row_units_;
+    auto* scratch_floats = PK_PICK(quant_matmul::ScratchFloats, variant_);
+    const Scratch scratch(4 * scratch_floats(p_, end - begin, tile_end - tile_begin));
+    auto* multiply = PK_PICK(quant_matmul::Multiply, variant_);
+    multiply(p_, begin, end, tile_begin, tile_end, scratch.As<float>());
+  }
+
+ private:
+  void Allocate() {
+    p_.packed_tile_bytes = p_.plan.rows_per_tile * p_.padded_in *
+                           PK_PICK(quant_matmul::PackedBytes, variant_)(p_.activations);
+    const int64_t packed_bytes = CeilDiv(p_.row_tiles * p_.packed_tile_bytes, 64) * 64;
+    const int64_t numbers = p_.row_tiles * p_.chunks * p_.plan.rows_per_tile;
+    packed_ = Scratch(packed_bytes + 3 * numbers * 4);
+    p_.packed = packed_.As<char>();
+    p_.x_scale = packed_.As<float>(packed_bytes);
+    p_.x_sum = packed_.As<float>(packed_bytes + numbers * 4);
+    p_.x_code_sum = packed_.As<int32_t>(packed_bytes + 2 * numbers * 4);
+  }
+
+  void CutIntoUnits(int64_t threads) {
+    column_tiles_ = CeilDiv(p_.blocks, p_.plan.blocks_per_tile);
+    row_units_ = CeilDiv(p_.rows, kRowsPerUnit);
+    column_units_ = CeilDiv(column_tiles_, kTilesPerUnit);
+    if (p_.plan.direct) {
+      const int64_t worth = 1 + p_.blocks * p_.block_bytes / kBytesPerChunk;
+      column_units_ = std::min({column_tiles_, 4 * threads, worth});
+    } else if (column_units_ * row_units_ < 4 * threads) {
+      column_units_ = std::min(column_tiles_, CeilDiv(4 * threads, row_units_));
+    }
+  }
+
+  Problem p_;
+  int variant_;
+  Scratch packed_;
+  int64_t column_tiles_ = 0, column_units_ = 0, row_units_ = 0;
 };
 
 // Packs x and multiplies, on at most `max_threads` threads of the pool (0: all).
 template <typename Pool>
-void Run(Pool& pool, Problem p, int variant, int64_t max_threads) {
-  if (p.num_in == 0) std::fill_n(p.y, p.rows * p.num_out, 0.0f);
-  if (p.rows == 0 || p.num_out == 0 || p.num_in == 0) return;
-  p.plan = PK_PICK(quant_matmul::PlanTiles, variant)(p.rows);
-  p.row_tiles = CeilDiv(p.rows, p.plan.rows_per_tile);
-  p.packed_tile_bytes = p.plan.rows_per_tile * p.padded_in *
-                        PK_PICK(quant_matmul::PackedBytes, variant)(p.activations);
-  const int64_t packed_bytes = CeilDiv(p.row_tiles * p.packed_tile_bytes, 64) * 64;
-  const int64_t numbers = p.row_tiles * p.chunks * p.plan.rows_per_tile;
-  const Scratch packed(packed_bytes + 3 * numbers * 4);
-  p.packed = packed.As<char>();
-  p.x_scale = packed.As<float>(packed_bytes);
-  p.x_sum = packed.As<float>(packed_bytes + numbers * 4);
-  p.x_code_sum = packed.As<int32_t>(packed_bytes + 2 * numbers * 4);
-
-  auto* pack = PK_PICK(quant_matmul::PackTile, variant);
-  const int64_t pack_threads = p.rows * p.num_in < (1 << 17) ? 1 : max_threads;
-  const auto pack_tile = [&](int64_t tile) {
-    const ScopedFloatMode mode;
-    pack(p, tile);
-  };
-  ParallelFor(pool, p.row_tiles, pack_tile, pack_threads);
-
-  // A unit is some columns by some rows; which unit an output lies in cannot change its bits.
-  const int64_t threads = max_threads > 0 ? max_threads : std::max<int64_t>(1, pool.num_threads());
-  const int64_t column_tiles = CeilDiv(p.blocks, p.plan.blocks_per_tile);
-  const int64_t row_units = CeilDiv(p.rows, kRowsPerUnit);
-  int64_t column_units = CeilDiv(column_tiles, kTilesPerUnit);
-  if (p.plan.direct) {
-    const int64_t worth = 1 + p.blocks * p.block_bytes / kBytesPerChunk;
-    column_units = std::min({column_tiles, 4 * threads, worth});
-  } else if (column_units * row_units < 4 * threads) {
-    column_units = std::min(column_tiles, CeilDiv(4 * threads, row_units));
-  }
-  auto* multiply = PK_PICK(quant_matmul::Multiply, variant);
-  auto* scratch_floats = PK_PICK(quant_matmul::ScratchFloats, variant);
-  const auto run_unit = [&](int64_t unit) {
-    const ScopedFloatMode mode;
-    const int64_t column = unit / row_units, row = unit % row_units;
-    const int64_t begin = column_tiles * column / column_units * p.plan.blocks_per_tile;
-    const int64_t after = column_tiles * (column + 1) / column_units * p.plan.blocks_per_tile;
-    const int64_t end = std::min(p.blocks, after);
-    const int64_t tile_begin = p.row_tiles * row / row_units;
-    const int64_t tile_end = p.row_tiles * (row + 1) / row_units;
-    const Scratch scratch(4 * scratch_floats(p, end - begin, tile_end - tile_begin));
-    multiply(p, begin, end, tile_begin, tile_end, scratch.As<float>());
-  };
-  ParallelFor(pool, column_units * row_units, run_unit, max_threads);
+void Run(Pool& pool, const Problem& problem, int variant, int64_t max_threads) {
+  const Product product(problem, variant, max_threads, pool.num_threads());
+  const int64_t pack_threads = product.is_wide() ? max_threads : 1;
+  ParallelFor(pool, product.num_tiles(), [&](int64_t tile) { product.Pack(tile); }, pack_threads);
+  ParallelFor(pool, product.num_units(), [&](int64_t unit) { product.Multiply(unit); }, max_threads);
 }
 
 }  // namespace quant_matmul
