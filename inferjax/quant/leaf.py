@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 
 from inferjax.pytree import pytree, static
 from pallas_kernels.quant_matmul import PackedWeight, dequantize
@@ -20,9 +20,14 @@ class PackedLeaf:
     The first `num_in_axes` axes of the weight are the matrix's rows; -1 means that the last axis
     is, as in an embedding `[V, D]`, which is read by rows and contracted over D. `activations` is
     what the other factor is rounded to.
+
+    `permutation` says which input each row of the matrix multiplies, where rows that share a scale
+    are no neighbours (GPTQ's act-order); None is their own order. The other factor is gathered by
+    it, so a mesh that shards the summed axis gathers that factor on every device first.
     """
 
     matrix: PackedWeight
+    permutation: Int[AnyArray, " in"] | None = None
     shape: tuple[int, ...] = static()
     num_in_axes: int = static()
     activations: str = static(default="float32")
@@ -40,7 +45,8 @@ class PackedLeaf:
     @property
     def nbytes(self) -> int:
         """The bytes that a product reads, scales included."""
-        arrays = (self.matrix.values, self.matrix.scales, self.matrix.minimums)
+        matrix = self.matrix
+        arrays = (matrix.values, matrix.scales, matrix.minimums, self.permutation)
         return sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays if a is not None)
 
 
@@ -53,8 +59,18 @@ def as_matrix(weight: Shaped[AnyArray, "..."], num_in_axes: int) -> Shaped[AnyAr
 
 def widen(leaf: PackedLeaf) -> Float[AnyArray, "..."]:
     """Return the weight in float32, as the packed codes have it."""
-    matrix = dequantize(leaf.matrix)
+    matrix = unpermute(dequantize(leaf.matrix), leaf, axis=0)
     return (matrix.T if leaf.num_in_axes < 0 else matrix).reshape(leaf.shape)
+
+
+def unpermute(
+    values: Float[AnyArray, "..."], leaf: PackedLeaf, *, axis: int
+) -> Float[AnyArray, "..."]:
+    """Bring an axis that has the order of the leaf's rows into the order of the inputs."""
+    if leaf.permutation is None:
+        return values
+    xp = values.__array_namespace__()
+    return xp.take(values, xp.argsort(leaf.permutation), axis=axis)
 
 
 def is_packed(node: object) -> bool:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from inferjax.quant.leaf import PackedLeaf
+from inferjax.quant.leaf import PackedLeaf, unpermute
 from inferjax.shapes import align_last
 from pallas_kernels.quant_matmul import quant_matmul, take_rows
 
@@ -37,6 +37,8 @@ def _packed(x: Array, leaf: PackedLeaf) -> Float[Array, "..."]:
     num_summed = abs(leaf.num_in_axes)
     kept = x.shape[: x.ndim - num_summed]
     rows = x.reshape(*kept, -1)
+    if leaf.permutation is not None:
+        rows = jnp.take(rows, leaf.permutation, axis=-1, mode="clip", unique_indices=True)
     out = quant_matmul(rows, leaf.matrix, activations=leaf.activations)
     shape = leaf.shape[:-1] if leaf.num_in_axes < 0 else leaf.shape[num_summed:]
     return out.reshape(*kept, *shape)
@@ -70,5 +72,5 @@ def lookup(table: Float[Array, "V D"] | PackedLeaf, ids: Int[Array, "..."]) -> F
     Callers mark such rows, by status or NaN; the clamp only keeps their neighbours unharmed.
     """
     if isinstance(table, PackedLeaf):
-        return take_rows(table.matrix, ids)
+        return unpermute(take_rows(table.matrix, ids), table, axis=-1)
     return jnp.take(table, ids, axis=0, mode="clip")
