@@ -1,4 +1,4 @@
-"""Reads GGUF files (versions 2 and 3, little-endian); tensors are dequantized one at a time.
+"""Reads GGUF files (versions 2 and 3, little-endian); tensors are read as codes or dequantized.
 
 A file's numbers are claims. Every count, length and offset is checked against the bytes that are
 left before anything is allocated or looped over: time and memory stay proportional to the file.
@@ -13,8 +13,9 @@ from typing import NoReturn
 import numpy as np
 from jaxtyping import Shaped, UInt8
 
-from inferjax.checkpoint.gguf_blocks import BLOCKS, UNREAD, BlockType, dequantize
+from inferjax.checkpoint.gguf_blocks import BLOCKS, UNREAD, BlockType, dequantize, unpack_rows
 from inferjax.checkpoint.gguf_parts import GgufPart, check_parts, gguf_in_folder, part_paths
+from inferjax.checkpoint.stored_codes import StoredCodes
 from inferjax.checkpoint.tensor_file import (
     MappedFile,
     MappedTensors,
@@ -70,11 +71,11 @@ def open_gguf(path: Path) -> TensorFile:
         path = _only_model(path)
     part = _open_part(path)
     if part.count == 1:
-        return MappedTensors(path, part.stored, part.metadata, _decode)
+        return MappedTensors(path, part.stored, part.metadata, _decode, _decode_codes)
     parts = [part if other == path else _open_part(other) for other in part_paths(part)]
     check_parts(parts)
     stored = [tensor for part in parts for tensor in part.stored]
-    return MappedTensors(parts[0].path, stored, parts[0].metadata, _decode)
+    return MappedTensors(parts[0].path, stored, parts[0].metadata, _decode, _decode_codes)
 
 
 def _only_model(folder: Path) -> Path:
@@ -102,6 +103,10 @@ def _decode(
     tensor: StoredTensor, raw: UInt8[np.ndarray, " bytes"]
 ) -> Shaped[np.ndarray, " elements"]:
     return dequantize(_BY_NAME[tensor.entry.dtype], raw)
+
+
+def _decode_codes(tensor: StoredTensor, raw: UInt8[np.ndarray, " bytes"]) -> StoredCodes:
+    return unpack_rows(_BY_NAME[tensor.entry.dtype], raw, tensor.entry.shape[-1])
 
 
 class _Cursor:
@@ -281,7 +286,8 @@ def _read_table(cursor: _Cursor, num_tensors: int) -> list[tuple[TensorEntry, in
         dims = [cursor.u64(f"shape of {what}") for _ in range(num_dims)]
         kind = _block_type(cursor, cursor.u32(f"type of {what}"), what)
         offset = cursor.u64(f"offset of {what}")
-        table[name] = (TensorEntry(name, kind.name, tuple(dims[::-1])), offset)
+        entry = TensorEntry(name, kind.name, tuple(dims[::-1]), codes=kind.layout)
+        table[name] = (entry, offset)
     return list(table.values())
 
 

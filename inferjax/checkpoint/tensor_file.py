@@ -19,6 +19,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Shaped, UInt8
 
+from inferjax.checkpoint.stored_codes import CodeLayout, StoredCodes
 from inferjax.errors import CheckpointError
 
 # Elements that are read, converted and checked at a time: they stay in the processor's cache.
@@ -31,13 +32,15 @@ class TensorEntry:
     """A tensor as its file declares it.
 
     `dtype` is NumPy's name ("float32", "bfloat16") or a quantized GGUF type ("q4_k"); `shape` is
-    row-major. Only dtypes of weights are `readable`.
+    row-major. Only dtypes of weights are `readable`. `codes` says what `TensorFile.codes` gives;
+    None for a tensor that is not stored as codes.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     readable: bool = True
+    codes: CodeLayout | None = None
 
 
 @runtime_checkable
@@ -88,6 +91,15 @@ class TensorFile(Protocol):
         """
         ...
 
+    def codes(self, name: str, begin: int = 0, count: int | None = None) -> Iterator[StoredCodes]:
+        """Yield whole rows of a tensor that is stored as codes, a few at a time.
+
+        `begin` and `count` are in elements, as those of `pieces`, and mean whole rows.
+
+        Raises: CheckpointError as `pieces`.
+        """
+        ...
+
     def close(self) -> None:
         """Refuse further reads and release the mapping once no array that was read needs it."""
         ...
@@ -105,10 +117,14 @@ class StoredTensor:
 
 
 Decode = Callable[[StoredTensor, UInt8[np.ndarray, " bytes"]], Shaped[np.ndarray, " elements"]]
+DecodeCodes = Callable[[StoredTensor, UInt8[np.ndarray, " bytes"]], StoredCodes]
 
 
 class MappedTensors:
-    """The `TensorFile` of every format: `decode` turns a tensor's bytes into its elements."""
+    """The `TensorFile` of every format: `decode` turns a tensor's bytes into its elements.
+
+    `decode_codes` does for rows of the entries that have `codes`.
+    """
 
     def __init__(
         self,
@@ -116,10 +132,11 @@ class MappedTensors:
         stored: Iterable[StoredTensor],
         metadata: Mapping[str, object],
         decode: Decode,
+        decode_codes: DecodeCodes | None = None,
     ) -> None:
         self._path = path
         self._stored = {tensor.entry.name: tensor for tensor in stored}
-        self._decode = decode
+        self._decode, self._decode_codes = decode, decode_codes
         self.entries = {name: tensor.entry for name, tensor in self._stored.items()}
         self.metadata = metadata
         self.paths = sorted({tensor.path for tensor in self._stored.values()})
@@ -144,14 +161,22 @@ class MappedTensors:
             return
         # Quantized rows are whole blocks, so that rows can be decoded alone.
         row = tensor.entry.shape[-1] if tensor.entry.shape else 1
-        row_bytes, step = tensor.num_bytes // (size // row), max(1, PIECE_ELEMENTS // row)
-        buffer = np.empty(min(step, size // row) * row_bytes, np.uint8)
-        for first in range(begin // row, -(-end // row), step):
-            last = min(first + step, -(-end // row))
-            raw = buffer[: (last - first) * row_bytes]
-            _read_at(tensor, raw, first * row_bytes)
+        rows = range(begin // row, -(-end // row), max(1, PIECE_ELEMENTS // row))
+        for first, raw in _rows_of(tensor, row, rows):
             values = self._decode(tensor, raw)
             yield values[max(0, begin - first * row) : end - first * row]
+
+    def codes(self, name: str, begin: int = 0, count: int | None = None) -> Iterator[StoredCodes]:
+        """Yield whole rows as codes (see `TensorFile.codes`)."""
+        tensor = self._find(name)
+        row, size = tensor.entry.shape[-1], math.prod(tensor.entry.shape)
+        end = size if count is None else begin + count
+        if self._decode_codes is None or tensor.entry.codes is None or begin % row or end % row:
+            raise ValueError(f"elements {begin} to {end} of {name!r} are no rows of codes")
+        # Sixteen rows become columns that lie side by side.
+        step = max(16, PIECE_ELEMENTS // row // 16 * 16)
+        for _, raw in _rows_of(tensor, row, range(begin // row, end // row, step)):
+            yield self._decode_codes(tensor, raw)
 
     def fill(
         self, name: str, out: Shaped[np.ndarray, " elements"], begin: int = 0
@@ -225,6 +250,18 @@ def map_file(path: Path) -> MappedFile:
             return mapped
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read", why=str(error)) from error
+
+
+def _rows_of(
+    tensor: StoredTensor, row: int, rows: range
+) -> Iterator[tuple[int, UInt8[np.ndarray, " bytes"]]]:
+    """Yield the first of some rows of `row` elements, and their bytes until the next are read."""
+    row_bytes = tensor.num_bytes * row // math.prod(tensor.entry.shape)
+    buffer = np.empty(min(rows.step, len(range(rows.start, rows.stop))) * row_bytes, np.uint8)
+    for first in rows:
+        raw = buffer[: (min(first + rows.step, rows.stop) - first) * row_bytes]
+        _read_at(tensor, raw, first * row_bytes)
+        yield first, raw
 
 
 def _read_at(tensor: StoredTensor, out: UInt8[np.ndarray, " bytes"], at: int) -> None:
