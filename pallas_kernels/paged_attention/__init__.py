@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from pallas_kernels import native
-from pallas_kernels.paged_attention import cpu, reference, xla
+from pallas_kernels.paged_attention import codes, cpu, reference, xla
 
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "cpu": cpu.paged_attention,
@@ -21,7 +21,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
 
 def paged_attention(
     q: Float[Array, "B T K G W"],
-    pool: Float[Array, "L P K C S W"],
+    pool: Num[Array, "L P K C S W"],
     layer: int | Int[Array, ""],
     block_table: Int[Array, "B M"],
     positions: Int[Array, "B T"],
@@ -32,6 +32,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Float[Array, "K G"] | None = None,
+    factors: Float[Array, "L P K 2 S"] | None = None,
     implementation: str = "auto",
 ) -> Float[Array, "B T K G Hv"]:
     """Attend from T >= 1 query tokens per row to the row's pages.
@@ -41,6 +42,7 @@ def paged_attention(
     of the pool, values the first `value_dim` columns of its last plane (a latent pool has one plane
     that is both). Whatever lies where no query of the row sees it, NaN included, has no influence:
     beyond the row's length, and in pages that its window has left.
+    A pool of codes, int8 or uint8, has `factors` beside it: `codes` tells what they stand for.
     `sinks` are one extra logit per head without a value. Scores and sums are float32; the result
     has q's dtype.
 
@@ -48,8 +50,12 @@ def paged_attention(
     "xla" elsewhere, also for arrays on a mesh: XLA would gather a sharded pool for a foreign call.
 
     Raises: KeyError for an implementation that is not in the table; KernelUnavailable when "cpu" is
-    asked for and cannot run.
+    asked for and cannot run; ValueError for codes without factors, or the reverse.
     """
+    if (factors is None) == (pool.dtype.name in codes.LARGEST):
+        raise ValueError(
+            f"a pool of {pool.dtype.name} {'without' if factors is None else 'with'} factors"
+        )
     return _choose(implementation, q, pool)(
         q,
         pool,
@@ -62,6 +68,7 @@ def paged_attention(
         window=window,
         softcap=softcap,
         sinks=sinks,
+        factors=factors,
     )
 
 
@@ -80,10 +87,13 @@ def _on_a_mesh(x: Array) -> bool:
     return not mesh.empty and mesh.size > 1 and set(mesh.axis_types) != {AxisType.Manual}
 
 
-def _by_platform(*arrays: Array, sinks: Array | None, **static: Any) -> Array:
+def _by_platform(
+    *arrays: Array, sinks: Array | None, factors: Array | None, **static: Any
+) -> Array:
     def bound(run: Callable[..., Array]) -> Callable[..., Array]:
-        return lambda sinks, *arrays: run(*arrays, sinks=sinks, **static)
+        return lambda sinks, factors, *arrays: run(*arrays, sinks=sinks, factors=factors, **static)
 
+    optional = (sinks, factors)
     return lax.platform_dependent(
-        sinks, *arrays, cpu=bound(cpu.paged_attention), default=bound(xla.paged_attention)
+        *optional, *arrays, cpu=bound(cpu.paged_attention), default=bound(xla.paged_attention)
     )

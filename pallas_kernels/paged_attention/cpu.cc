@@ -164,6 +164,9 @@ bool ReadType(ffi::DataType dtype, Type& type) {
     case ffi::S8:
       type = Type::kInt8;
       return true;
+    case ffi::U8:
+      type = Type::kFloat8;
+      return true;
     default:
       return false;
   }
@@ -171,13 +174,14 @@ bool ReadType(ffi::DataType dtype, Type& type) {
 
 using Ints = ffi::Buffer<ffi::S32>;
 using Floats = ffi::Buffer<ffi::F32>;
+using Factors = ffi::Buffer<ffi::BF16>;
 
 bool HasShape(ffi::AnyBuffer::Dimensions dims, std::initializer_list<int64_t> shape) {
   return std::equal(dims.begin(), dims.end(), shape.begin(), shape.end());
 }
 
 // Fills a problem from the operands; returns what is wrong with them, or null.
-const char* Read(ffi::AnyBuffer q, ffi::AnyBuffer pool, Floats scales, Ints layers, Ints table,
+const char* Read(ffi::AnyBuffer q, ffi::AnyBuffer pool, Factors factors, Ints layers, Ints table,
                  Ints positions, Ints lengths, Floats sinks, ffi::AnyBuffer out, Problem& p) {
   const auto qd = q.dimensions(), pd = pool.dimensions();
   if (qd.size() != 5 || pd.size() != 6) return "q has 5 axes and the pool 6";
@@ -206,18 +210,19 @@ const char* Read(ffi::AnyBuffer q, ffi::AnyBuffer pool, Floats scales, Ints laye
     return "q and the result are float32 or bfloat16";
   }
   if (!ReadType(pool.element_type(), p.pool_type)) return "no cache has this dtype";
-  const bool scaled = scales.element_count() > 0;
-  if (scaled && !HasShape(scales.dimensions(), {pd[0], pd[1], pd[2], pd[3], pd[4]})) {
-    return "scales are [L, P, K, C, S]";
+  const bool scaled = factors.element_count() > 0;
+  if (scaled && !HasShape(factors.dimensions(), {pd[0], pd[1], pd[2], 2, pd[4]})) {
+    return "factors are [L, P, K, 2, S]";
   }
-  if (scaled != (p.pool_type == Type::kInt8)) return "int8 pages, and no others, have scales";
+  if (scaled != (p.pool_type >= Type::kInt8)) return "codes, and nothing else, have factors";
+  if (scaled && p.planes > 2) return "codes are keys and values, or a latent";
   p.value_dim = out.dimensions().size() == 5 ? out.dimensions()[4] : 0;
   if (!HasShape(out.dimensions(), {p.batch, p.tokens, p.heads, p.group, p.value_dim}) ||
       p.value_dim < 1 || p.value_dim > p.width) {
     return "values have 1 to W columns";
   }
   p.q = q.untyped_data(), p.out = out.untyped_data(), p.pool = pool.untyped_data();
-  p.pool_scales = scaled ? scales.typed_data() : nullptr;
+  p.factors = scaled ? static_cast<const uint16_t*>(factors.untyped_data()) : nullptr;
   p.layers = layers.typed_data(), p.table = table.typed_data();
   p.positions = positions.typed_data(), p.lengths = lengths.typed_data();
   p.sinks = sink_rows > 0 ? sinks.typed_data() : nullptr;
@@ -225,7 +230,7 @@ const char* Read(ffi::AnyBuffer q, ffi::AnyBuffer pool, Floats scales, Ints laye
   return nullptr;
 }
 
-ffi::Error Handle(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer pages, Floats scales,
+ffi::Error Handle(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer pages, Factors factors,
                   Ints layers, Ints table, Ints positions, Ints lengths, Floats sinks,
                   ffi::Result<ffi::AnyBuffer> out, float scale, int64_t window, float softcap,
                   int64_t forced, int64_t threads) {
@@ -233,7 +238,7 @@ ffi::Error Handle(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer pages, 
   if (variant < 0) return ffi::Error::InvalidArgument("this processor cannot run that variant");
   Problem problem{};
   const char* fault =
-      Read(q, pages, scales, layers, table, positions, lengths, sinks, *out, problem);
+      Read(q, pages, factors, layers, table, positions, lengths, sinks, *out, problem);
   if (fault) return ffi::Error::InvalidArgument(fault);
   problem.scale = scale;
   problem.window = window;
@@ -251,7 +256,7 @@ PK_HANDLER(PkPagedAttention, pk::paged_attention::Handle,
                .Ctx<ffi::ThreadPool>()
                .Arg<ffi::AnyBuffer>()
                .Arg<ffi::AnyBuffer>()
-               .Arg<ffi::Buffer<ffi::F32>>()
+               .Arg<ffi::Buffer<ffi::BF16>>()
                .Arg<ffi::Buffer<ffi::S32>>()
                .Arg<ffi::Buffer<ffi::S32>>()
                .Arg<ffi::Buffer<ffi::S32>>()

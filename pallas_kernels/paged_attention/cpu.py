@@ -15,10 +15,10 @@ from jax import custom_batching
 from jaxtyping import Array, Float, Int, Num
 
 from pallas_kernels import native
-from pallas_kernels.paged_attention import xla
+from pallas_kernels.paged_attention import codes, xla
 from pallas_kernels.unavailable import KernelUnavailable
 
-POOL_DTYPES = ("float32", "bfloat16", "float16")
+POOL_DTYPES = ("float32", "bfloat16", "float16", *codes.LARGEST)
 # Positions are int32: no window is a window that none exceeds.
 NO_WINDOW = 1 << 32
 
@@ -39,26 +39,22 @@ def paged_attention(
     window: int | None,
     softcap: float | None,
     sinks: Float[Array, "K G"] | None,
-    factors: Float[Array, "L P K C S"] | None = None,
+    factors: Float[Array, "L P K 2 S"] | None = None,
     variant: int = -1,
     threads: int = 0,
 ) -> Float[Array, "B T K G Hv"]:
     """Attend in C++; see the package for the contract.
 
-    `factors` are what the values of an int8 pool are multiplied with, one per token, head and
-    plane. `variant` forces an instruction set, by its index in `native/cpu_features.h`; `threads`
+    `variant` forces an instruction set, by its index in `native/cpu_features.h`; `threads`
     plans and runs for so many threads (0: all there are). Neither changes what a variant computes.
     Derivatives are those of the XLA implementation.
 
     Raises: KernelUnavailable without the native library, or for a pool of another dtype.
     """
     native.target("PkPagedAttention")
-    if (factors is None) != (pool.dtype.name in POOL_DTYPES) or (
-        factors is not None and pool.dtype != jnp.int8
-    ):
+    if pool.dtype.name not in POOL_DTYPES:
         raise KernelUnavailable(
-            f"the CPU kernel reads pages of {', '.join(POOL_DTYPES)}, or int8 with factors,"
-            f" not {pool.dtype.name} {'without' if factors is None else 'with'} factors"
+            f"the CPU kernel reads pages of {', '.join(POOL_DTYPES)}, not {pool.dtype.name}"
         )
     attend = _attention(
         float(scale),
@@ -71,7 +67,7 @@ def paged_attention(
     out = attend(
         q if q.dtype == jnp.bfloat16 else q.astype(jnp.float32),
         pool,
-        jnp.zeros(NO_FACTORS, jnp.float32) if factors is None else factors.astype(jnp.float32),
+        jnp.zeros(NO_FACTORS, codes.FACTOR_DTYPE) if factors is None else factors,
         jnp.broadcast_to(jnp.asarray(layer, jnp.int32), lengths.shape),
         block_table.astype(jnp.int32),
         positions.astype(jnp.int32),
@@ -130,7 +126,7 @@ def _fold(size: int, mapped: list[bool], operands: tuple[Array, ...]) -> tuple[A
         layers = jnp.clip(jnp.where(layers < 0, layers + num_layers, layers), 0, num_layers - 1)
         layers += num_layers * jnp.arange(size, dtype=jnp.int32)[:, None]
         pool = _join(rows(pool, mapped[1]))
-        factors = _join(rows(factors, mapped[2])) if factors.size else jnp.zeros(NO_FACTORS)
+        factors = _join(rows(factors, mapped[2])) if factors.size else factors.reshape(NO_FACTORS)
     if mapped[7] or sinks.shape[0] > 1:
         sinks = rows(sinks, mapped[7])
         sinks = _join(
@@ -160,10 +156,8 @@ def _jvp(
 ) -> tuple[Array, Array]:
     """Take derivatives of the XLA implementation, which computes the same function."""
     q, pool, factors, layers, table, positions, lengths, sinks = primals
-    if factors.size:
-        raise NotImplementedError("attention over int8 pages has no derivative")
 
-    def smooth(q: Array, pool: Array, sinks: Array) -> Array:
+    def smooth(q: Array, pool: Array, factors: Array, sinks: Array) -> Array:
         return xla.paged_attention(
             q,
             pool,
@@ -176,8 +170,9 @@ def _jvp(
             window=None if window == NO_WINDOW else window,
             softcap=softcap or None,
             sinks=sinks[0] if sinks.shape[0] else None,
+            factors=factors if factors.size else None,
         )
 
-    moving = (tangents[0], tangents[1], tangents[7])
-    _, tangent = jax.jvp(smooth, (q, pool, sinks), moving)
+    moving = (*tangents[:3], tangents[7])
+    _, tangent = jax.jvp(smooth, (q, pool, factors, sinks), moving)
     return attend(*primals), tangent

@@ -6,9 +6,9 @@ namespace pk {
 namespace PK_VARIANT {
 namespace paged_attention {
 
-// The factors of a tile's int8 keys and values.
+// The factors of a tile's codes: those of keys and of values, or of value columns and the rest.
 struct Factors {
-  float keys[kTile], values[kTile];
+  float first[kTile], second[kTile];
 };
 
 // What indexing does in JAX: negative numbers count from the end, and what is left is clamped.
@@ -17,13 +17,17 @@ PK_INLINE int64_t Inside(int64_t index, int64_t size) {
   return index < 0 ? 0 : index >= size ? size - 1 : index;
 }
 
-// The pool's slot (a row of `width` elements) of a position's key.
-PK_INLINE int64_t KeySlot(const Problem& p, const Unit& unit, int64_t position) {
+// The page and key head, of all in the pool, where a position's key lies.
+PK_INLINE int64_t HeadOfPage(const Problem& p, const Unit& unit, int64_t position) {
   const int32_t* pages = p.table + unit.sequence * p.table_width;
   const int64_t page = Inside(pages[position / p.page_size], p.pages);
   const int64_t layer = Inside(p.layers[unit.sequence], p.layers_in_pool);
-  const int64_t head = (layer * p.pages + page) * p.heads + unit.head;
-  return head * p.planes * p.page_size + position % p.page_size;
+  return (layer * p.pages + page) * p.heads + unit.head;
+}
+
+template <typename Element>
+PK_INLINE void LoadFactors(const uint16_t* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = FromBfloat16(from[i]) * kUnit<Element>;
 }
 
 // Finds the keys and values of a tile that starts at position `start`; false where the unit sees
@@ -35,18 +39,21 @@ bool Locate(const Problem& p, const Unit& unit, int64_t start, Tile<Element>& ti
   tile.end = unit.end < start + kTile ? unit.end - start : kTile;
   if (tile.begin >= tile.end) return false;
   const Element* pool = static_cast<const Element*>(p.pool);
-  const int64_t value_plane = (p.planes - 1) * p.page_size;
+  const int64_t size = p.page_size;
   for (int64_t k = tile.begin; k < tile.end;) {
-    const int64_t slot = KeySlot(p, unit, start + k);
-    const int64_t in_page = p.page_size - (start + k) % p.page_size, in_tile = tile.end - k;
+    const int64_t head = HeadOfPage(p, unit, start + k), offset = (start + k) % size;
+    const int64_t in_page = size - offset, in_tile = tile.end - k;
     const int64_t run = in_page < in_tile ? in_page : in_tile;
+    const Element* keys = pool + (head * p.planes * size + offset) * p.width;
+    const Element* values = keys + (p.planes - 1) * size * p.width;
     for (int64_t i = 0; i < run; ++i) {
-      tile.keys[k + i] = pool + (slot + i) * p.width;
-      tile.values[k + i] = pool + (slot + value_plane + i) * p.width;
+      tile.keys[k + i] = keys + i * p.width;
+      tile.values[k + i] = values + i * p.width;
     }
-    if (p.pool_scales) {
-      memcpy(factors.keys + k, p.pool_scales + slot, run * sizeof(float));
-      memcpy(factors.values + k, p.pool_scales + slot + value_plane, run * sizeof(float));
+    if (p.factors) {
+      const uint16_t* from = p.factors + head * 2 * size + offset;
+      LoadFactors<Element>(from, run, factors.first + k);
+      LoadFactors<Element>(from + size, run, factors.second + k);
     }
     k += run;
   }
@@ -54,9 +61,16 @@ bool Locate(const Problem& p, const Unit& unit, int64_t start, Tile<Element>& ti
   return true;
 }
 
+// Multiplies a latent with its two factors.
+PK_INLINE void ScaleLatent(const Problem& p, float first, float second, float* latent) {
+  for (int64_t w = 0; w < p.value_dim; ++w) latent[w] *= first;
+  for (int64_t w = p.value_dim; w < p.width; ++w) latent[w] *= second;
+}
+
 // Unpacks a tile to float32 rows of whole vectors.
 template <typename Element>
-void Stage(const Problem& p, const Tile<Element>& from, float* staged, Tile<float>& to) {
+void Stage(const Problem& p, const Tile<Element>& from, const Factors& factors, float* staged,
+           Tile<float>& to) {
   const int64_t width = RoundUp(p.width, kLanes);
   to.begin = from.begin;
   to.end = from.end;
@@ -65,6 +79,7 @@ void Stage(const Problem& p, const Tile<Element>& from, float* staged, Tile<floa
     float* value = p.planes == 1 ? key : key + kTile * width;
     UnpackRow(from.keys[k], p.width, key);
     if (p.planes > 1) UnpackRow(from.values[k], p.width, value);
+    if (HasMixedRows(p)) ScaleLatent(p, factors.first[k], factors.second[k], key);
     to.keys[k] = key;
     to.values[k] = value;
   }
@@ -77,7 +92,7 @@ struct Part {
 };
 
 // Scales, caps and masks a row's scores, and returns the highest of them.
-PK_INLINE float MaskScores(const Problem& p, const Factors& factors, const Part& part,
+PK_INLINE float MaskScores(const Problem& p, const Factors* factors, const Part& part,
                            float* scores) {
   const Vec begin = Broadcast(static_cast<float>(part.begin));
   const Vec end = Broadcast(static_cast<float>(part.end));
@@ -85,7 +100,7 @@ PK_INLINE float MaskScores(const Problem& p, const Factors& factors, const Part&
   Vec highest = Broadcast(kMasked);
   for (int64_t k = part.first; k < part.last; k += kLanes) {
     Vec score = Load(scores + k);
-    if (p.pool_scales) score = Mul(score, Load(factors.keys + k));
+    if (factors) score = Mul(score, Load(factors->first + k));
     if (p.softcap != 0.0f) {
       score = Mul(Broadcast(p.softcap), Tanh(Div(score, Broadcast(p.softcap))));
     }
@@ -100,7 +115,7 @@ PK_INLINE float MaskScores(const Problem& p, const Factors& factors, const Part&
 }
 
 // Turns a row's scores into weights, and moves its peak and its weights' sum along.
-PK_INLINE void Weigh(const Problem& p, const Factors& factors, const Part& part, const Rows& rows,
+PK_INLINE void Weigh(const Problem& p, const Factors* factors, const Part& part, const Rows& rows,
                      const Sums& sums, int64_t row) {
   float* scores = rows.scores + row * kTile;
   const float highest = MaskScores(p, factors, part, scores), old_peak = sums.peak[row];
@@ -109,16 +124,17 @@ PK_INLINE void Weigh(const Problem& p, const Factors& factors, const Part& part,
   for (int64_t k = part.first; k < part.last; k += kLanes) {
     const Vec weight = Exp(Sub(Load(scores + k), Broadcast(peak)));
     total = Add(total, weight);
-    Store(scores + k, p.pool_scales ? Mul(weight, Load(factors.values + k)) : weight);
+    Store(scores + k, factors ? Mul(weight, Load(factors->second + k)) : weight);
   }
   Store(rows.totals + row * kLanes, total);
   sums.peak[row] = peak;
   rows.kept[row] = kept;
 }
 
-// Adds a tile to the sums of kRows rows, unless none of them sees any of it.
+// Adds a tile to the sums of kRows rows, unless none of them sees any of it. Without factors its
+// elements are what they stand for.
 template <typename Element, int kRows>
-void AddTile(const Tile<Element>& tile, const Tile<Element>* ahead, const Factors& factors,
+void AddTile(const Tile<Element>& tile, const Tile<Element>* ahead, const Factors* factors,
              int64_t start, const Rows& rows, const Sums& sums, int64_t row) {
   const Problem& p = rows.problem;
   Part parts[kRows];
@@ -152,7 +168,7 @@ void AddTile(const Tile<Element>& tile, const Tile<Element>* ahead, const Factor
 
 // While the first rows read a tile, the tile `ahead` is asked for.
 template <typename Element>
-void AddTileToRows(const Tile<Element>& tile, const Tile<Element>* ahead, const Factors& factors,
+void AddTileToRows(const Tile<Element>& tile, const Tile<Element>* ahead, const Factors* factors,
                    int64_t start, const Rows& rows, const Sums& sums) {
   const int64_t whole = rows.count / 4 * 4;
   for (int64_t row = 0; row < whole; row += 4, ahead = nullptr) {
@@ -175,18 +191,19 @@ void AddSpan(const Rows& rows, int64_t span, float* staged, const Sums& sums) {
   sums.Clear();
   memset(rows.totals, 0, rows.count * kLanes * sizeof(float));
   Tile<Element> tiles[2];
-  Factors factors[2];
+  Factors factors[2] = {};
   int64_t start = span * kSpan;
   bool seen = Locate(p, rows.unit, start, tiles[0], factors[0]);
   for (int now = 0; start < (span + 1) * kSpan; start += kTile, now ^= 1) {
     const bool more = Locate(p, rows.unit, start + kTile, tiles[now ^ 1], factors[now ^ 1]);
     const Tile<Element>* ahead = more ? &tiles[now ^ 1] : nullptr;
+    const Factors* left = p.factors && !HasMixedRows(p) ? &factors[now] : nullptr;
     if (seen && IsStaged(p, rows.count)) {
       Tile<float> unpacked;
-      Stage(p, tiles[now], staged, unpacked);
-      AddTileToRows<float>(unpacked, nullptr, factors[now], start, rows, sums);
+      Stage(p, tiles[now], factors[now], staged, unpacked);
+      AddTileToRows<float>(unpacked, nullptr, left, start, rows, sums);
     } else if (seen) {
-      AddTileToRows(tiles[now], ahead, factors[now], start, rows, sums);
+      AddTileToRows(tiles[now], ahead, left, start, rows, sums);
     }
     seen = more;
   }
@@ -205,6 +222,8 @@ PK_INLINE void AddSpanOfType(const Rows& rows, int64_t span, float* staged, cons
       return AddSpan<Float16>(rows, span, staged, sums);
     case Type::kInt8:
       return AddSpan<int8_t>(rows, span, staged, sums);
+    case Type::kFloat8:
+      return AddSpan<Float8>(rows, span, staged, sums);
   }
 }
 

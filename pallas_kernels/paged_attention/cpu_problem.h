@@ -18,7 +18,8 @@ constexpr int64_t kTile = 64;   // positions of a softmax step
 constexpr int64_t kSpan = 256;  // positions summed by themselves
 constexpr int64_t kMaxRows = 64;  // queries that share one reading of their keys
 
-enum class Type : int { kFloat32, kBfloat16, kFloat16, kInt8 };
+// Codes come with factors: int8, and the bytes of float8_e4m3fn, which are finite.
+enum class Type : int { kFloat32, kBfloat16, kFloat16, kInt8, kFloat8 };
 
 struct Problem {
   const void* q;  // [B, T, K, G, W] float32 or bfloat16
@@ -26,7 +27,9 @@ struct Problem {
   Type q_type;
   const void* pool;  // [L, P, K, C, S, W]
   Type pool_type;
-  const float* pool_scales;  // [L, P, K, C, S], what int8 values are multiplied with, or null
+  // [L, P, K, 2, S] bfloat16: what codes are multiplied with, or null. Keys and values have one
+  // each; of a latent, a pool with one plane, the value columns and the rest.
+  const uint16_t* factors;
   const int32_t* layers;     // [B]
   const int32_t* table;      // [B, M]
   const int32_t* positions;  // [B, T]
@@ -64,10 +67,16 @@ static inline int64_t SumsFloats(const Problem& problem, int64_t rows) {
   return rows * (2 + RoundUp(problem.value_dim, 16));
 }
 
+// Whether a row of the pool has two factors; rows are multiplied with them as they are unpacked.
+static inline bool HasMixedRows(const Problem& problem) {
+  return problem.factors && problem.planes == 1;
+}
+
 // Keys and values are unpacked to float32 before use where that pays or where rows end within a
 // vector, which must not be read beyond.
 static inline bool IsStaged(const Problem& problem, int64_t rows) {
-  return problem.width % 16 != 0 || (problem.pool_type != Type::kFloat32 && rows > 8);
+  return problem.width % 16 != 0 || (problem.pool_type != Type::kFloat32 && rows > 8) ||
+         HasMixedRows(problem);
 }
 
 // Each of at most ten pieces may be padded to a multiple of 16 floats.

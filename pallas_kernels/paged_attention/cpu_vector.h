@@ -15,12 +15,26 @@ struct Bfloat16 {
 struct Float16 {
   uint16_t bits;
 };
+// float8_e4m3fn. It is read as 2^-8 of what it stands for: its bits, but for the sign one place to
+// the left, are those of such a half, subnormal ones included.
+struct Float8 {
+  int8_t bits;
+};
+
+// What elements are multiplied with beside their factors.
+template <typename Element>
+constexpr float kUnit = 1.0f;
+template <>
+constexpr float kUnit<Float8> = 256.0f;
 
 PK_INLINE Vec LoadElements(const float* from) { return Load(from); }
 PK_INLINE float ToFloat32(float x) { return x; }
 PK_INLINE float ToFloat32(Bfloat16 x) { return FromBfloat16(x.bits); }
 PK_INLINE float ToFloat32(Float16 x) { return FromHalf(x.bits); }
 PK_INLINE float ToFloat32(int8_t x) { return static_cast<float>(x); }
+PK_INLINE float ToFloat32(Float8 x) {
+  return FromHalf(static_cast<uint16_t>(static_cast<uint32_t>(int32_t{x.bits}) << 7 & 0xbfffu));
+}
 
 #if defined(PK_SIMD_512)
 
@@ -34,6 +48,11 @@ PK_INLINE Vec LoadElements(const Float16* from) { return _mm512_cvtph_ps(LoadHal
 PK_INLINE Vec LoadElements(const int8_t* from) {
   return ToFloat(
       _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+PK_INLINE Vec LoadElements(const Float8* from) {
+  const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  return _mm512_cvtph_ps(
+      _mm256_and_si256(_mm256_slli_epi16(words, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbfff))));
 }
 // The larger of two; b where either is NaN.
 PK_INLINE Vec Max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
@@ -79,6 +98,13 @@ PK_INLINE Vec LoadElements(const Float16* from) {
 PK_INLINE Vec LoadElements(const int8_t* from) {
   const __m128i bytes = LoadHalves(from, 0);
   return ToFloat(IVec{_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
+}
+PK_INLINE Vec LoadElements(const Float8* from) {
+  const __m256i words = _mm256_and_si256(
+      _mm256_slli_epi16(_mm256_cvtepi8_epi16(LoadHalves(from, 0)), 7),
+      _mm256_set1_epi16(static_cast<int16_t>(0xbfff)));
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(words)),
+          _mm256_cvtph_ps(_mm256_extracti128_si256(words, 1))};
 }
 PK_INLINE Vec Max(Vec x, Vec y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 PK_INLINE Vec Div(Vec x, Vec y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }

@@ -1,12 +1,14 @@
 """The definition of correct: gather every page of a row, then one plain softmax in float32."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
+
+from pallas_kernels.paged_attention import codes
 
 
 def paged_attention(
     q: Float[Array, "B T K G W"],
-    pool: Float[Array, "L P K C S W"],
+    pool: Num[Array, "L P K C S W"],
     layer: int | Int[Array, ""],
     block_table: Int[Array, "B M"],
     positions: Int[Array, "B T"],
@@ -17,9 +19,12 @@ def paged_attention(
     window: int | None,
     softcap: float | None,
     sinks: Float[Array, "K G"] | None,
+    factors: Float[Array, "L P K 2 S"] | None = None,
 ) -> Float[Array, "B T K G Hv"]:
     """Compute paged attention the slow and obvious way; see the package for the contract."""
     pages = pool[layer][block_table]  # [B, M, K, C, S, W]
+    if factors is not None:
+        pages = _decoded(pages, factors[layer][block_table], value_dim)
     batch, num_pages, heads, planes, size, width = pages.shape
     dense = pages.transpose(0, 2, 3, 1, 4, 5).reshape(batch, heads, planes, num_pages * size, width)
     key_pos = jnp.arange(num_pages * size, dtype=jnp.int32)
@@ -45,3 +50,10 @@ def paged_attention(
     weights = weights / jnp.where(total == 0.0, 1.0, total)
     out = jnp.einsum("BTKGS,BKSW->BTKGW", weights[..., : num_pages * size], values)
     return jnp.where(positions[:, :, None, None, None] >= 0, out, 0.0).astype(q.dtype)
+
+
+def _decoded(
+    pages: Num[Array, "B M K C S W"], factors: Float[Array, "B M K 2 S"], value_dim: int
+) -> Float[Array, "B M K C S W"]:
+    tokens = codes.decode(pages.swapaxes(3, 4), factors.swapaxes(3, 4), value_dim=value_dim)
+    return tokens.swapaxes(3, 4)

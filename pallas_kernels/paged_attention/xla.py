@@ -9,8 +9,9 @@ import functools
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Num
 
+from pallas_kernels.paged_attention import codes
 from pallas_kernels.unbatched import max_row, min_row
 
 MASKED = -1e30
@@ -21,7 +22,7 @@ type Sums = tuple[Array, Array, Array]
 
 def paged_attention(
     q: Float[Array, "B T K G W"],
-    pool: Float[Array, "L P K C S W"],
+    pool: Num[Array, "L P K C S W"],
     layer: int | Int[Array, ""],
     block_table: Int[Array, "B M"],
     positions: Int[Array, "B T"],
@@ -32,12 +33,14 @@ def paged_attention(
     window: int | None,
     softcap: float | None,
     sinks: Float[Array, "K G"] | None,
+    factors: Float[Array, "L P K 2 S"] | None = None,
 ) -> Float[Array, "B T K G Hv"]:
     """Attend by online softmax, page after page; see the package for the contract."""
     attend_page = functools.partial(
         _attend_page,
         queries=q.transpose(0, 2, 3, 1, 4),
         pool=pool,
+        factors=factors,
         layer=layer,
         block_table=block_table,
         positions=positions,
@@ -82,7 +85,8 @@ def _attend_page(
     sums: Sums,
     *,
     queries: Float[Array, "B K G T W"],
-    pool: Float[Array, "L P K C S W"],
+    pool: Num[Array, "L P K C S W"],
+    factors: Float[Array, "L P K 2 S"] | None,
     layer: int | Int[Array, ""],
     block_table: Int[Array, "B M"],
     positions: Int[Array, "B T"],
@@ -96,12 +100,10 @@ def _attend_page(
     peak, total, out = sums
     page_ids = lax.dynamic_index_in_dim(block_table, index, axis=1, keepdims=False)
     page = pool[jnp.full_like(page_ids, layer), page_ids]  # [B, K, C, S, W]
+    scales = None if factors is None else factors[jnp.full_like(page_ids, layer), page_ids]
     key_pos = index * pool.shape[4] + jnp.arange(pool.shape[4], dtype=jnp.int32)
     in_row = key_pos[None] < lengths[:, None]
-    scores = jnp.einsum(
-        "BKGTW,BKSW->BKGTS", queries, page[:, :, 0], preferred_element_type=jnp.float32
-    )
-    scores = scores * scale
+    scores = _scores(queries, page, scales, value_dim) * scale
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
     seen = _seen(key_pos, positions, in_row, window)
@@ -114,13 +116,40 @@ def _attend_page(
     # A stale NaN behind the row's end, or in a page that its window has left and another row reads,
     # would survive multiplication by a weight of zero.
     values = jnp.where(live[:, None, :, None], page[:, :, -1, :, :value_dim], 0)
+    total = total * kept + weights.sum(-1)
+    if scales is not None:
+        # A NaN is a factor, seldom a code: what a query does not see cannot reach it.
+        scale_of_values = scales[:, :, page.shape[2] - 1, None, None].astype(jnp.float32)
+        weights = jnp.where(seen, weights * scale_of_values, 0.0)
+        values = codes.to_float(values, queries.dtype)
     added = jnp.einsum(
         "BKGTS,BKSW->BKGTW",
         weights.astype(values.dtype),
         values,
         preferred_element_type=jnp.float32,
     )
-    return new_peak, total * kept + weights.sum(-1), out * kept[..., None] + added
+    return new_peak, total, out * kept[..., None] + added
+
+
+def _scores(
+    queries: Float[Array, "B K G T W"],
+    page: Num[Array, "B K C S W"],
+    scales: Float[Array, "B K 2 S"] | None,
+    value_dim: int,
+) -> Float[Array, "B K G T S"]:
+    """Return products of queries and keys; those with codes are multiplied with their factors."""
+
+    def product(queries: Array, keys: Array) -> Array:
+        return jnp.einsum("BKGTW,BKSW->BKGTS", queries, keys, preferred_element_type=jnp.float32)
+
+    if scales is None:
+        return product(queries, page[:, :, 0])
+    keys = codes.to_float(page[:, :, 0], queries.dtype)
+    first, rest = jnp.moveaxis(scales.astype(jnp.float32)[:, :, :, None, None], 2, 0)
+    if page.shape[2] == 2:
+        return product(queries, keys) * first
+    ends = product(queries[..., value_dim:], keys[..., value_dim:]) * rest
+    return product(queries[..., :value_dim], keys[..., :value_dim]) * first + ends
 
 
 def _seen(

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.paged_attention import IMPLEMENTATIONS, paged_attention
+from pallas_kernels.paged_attention import IMPLEMENTATIONS, codes, paged_attention
 from pallas_kernels.paged_attention.cases import CASES, Case
 from tests.kernels import native_library
-from tests.tolerances import ATTENTION_F32
+from tests.tolerances import ATTENTION_BF16, ATTENTION_F32
 
 NUM_LAYERS, LAYER = 2, 1
 
@@ -61,12 +61,24 @@ def make_arrays(case: Case, seed: int = 0, *, poison: float = 0.0, shuffle: bool
     }
 
 
+def in_dtype(case: Case, arrays: dict, dtype: str) -> tuple[dict, np.ndarray]:
+    """Return arrays with a pool of another dtype, and the values that this pool stands for."""
+    pool = jnp.asarray(arrays["pool"])
+    if dtype not in codes.LARGEST:
+        pool = pool.astype(dtype)
+        return {**arrays, "pool": pool}, np.asarray(pool.astype(jnp.float32))
+    pool, factors = codes.encode(pool.swapaxes(3, 4), dtype, value_dim=case.value_dim)
+    values = codes.decode(pool, factors, value_dim=case.value_dim).swapaxes(3, 4)
+    encoded = {"pool": pool.swapaxes(3, 4), "factors": factors.swapaxes(3, 4)}
+    return {**arrays, **encoded}, np.asarray(values)
+
+
 @functools.cache
 def compiled(case: Case, implementation: str):
     if implementation == "cpu":
         native_library.require()
 
-    def run(q, pool, block_table, positions, lengths, sinks):
+    def run(q, pool, block_table, positions, lengths, sinks, factors=None):
         return paged_attention(
             q,
             pool,
@@ -79,6 +91,7 @@ def compiled(case: Case, implementation: str):
             window=case.window,
             softcap=case.softcap,
             sinks=sinks,
+            factors=factors,
             implementation=implementation,
         )
 
@@ -118,12 +131,58 @@ def test_paged_attention_equals_dense_float64(case: Case, implementation: str):
     np.testing.assert_allclose(got, dense_float64(case, arrays), **ATTENTION_F32)
 
 
+@pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
+@pytest.mark.parametrize("dtype", sorted(codes.LARGEST))
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_attention_over_codes_equals_attention_over_what_they_stand_for(
+    case: Case, dtype: str, implementation: str
+):
+    arrays, values = in_dtype(case, make_arrays(case, poison=np.nan), dtype)
+    got = np.asarray(compiled(case, implementation)(**arrays))
+    known = dense_float64(case, {**arrays, "pool": values})
+    np.testing.assert_allclose(got, known, **ATTENTION_F32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", *codes.LARGEST])
 @pytest.mark.parametrize("case", CASES[:6], ids=lambda c: c.name)
-def test_paged_attention_ignores_where_pages_lie_and_what_is_dead(case: Case):
+def test_paged_attention_ignores_where_pages_lie_and_what_is_dead(case: Case, dtype: str):
     run = compiled(case, "xla")
-    plain = run(**make_arrays(case, shuffle=False))
-    moved = run(**make_arrays(case, poison=np.nan))
+    plain = run(**in_dtype(case, make_arrays(case, shuffle=False), dtype)[0])
+    moved = run(**in_dtype(case, make_arrays(case, poison=np.nan), dtype)[0])
     np.testing.assert_array_equal(np.asarray(plain), np.asarray(moved))
+
+
+@pytest.mark.parametrize("implementation", ["cpu", "reference"])  # "xla" rounds weights, as always
+def test_queries_in_sixteen_bits_read_codes_without_rounding_them(implementation: str):
+    case = CASES[2]
+    arrays, values = in_dtype(case, make_arrays(case), "int8")
+    arrays["q"] = jnp.asarray(arrays["q"], jnp.bfloat16)
+    got = compiled(case, implementation)(**arrays)
+    assert got.dtype == jnp.bfloat16
+    q = np.asarray(arrays["q"].astype(jnp.float32))
+    known = dense_float64(case, {**arrays, "q": q, "pool": values})
+    np.testing.assert_allclose(np.asarray(got.astype(jnp.float32)), known, **ATTENTION_BF16)
+
+
+@pytest.mark.parametrize("dtype", sorted(codes.LARGEST))
+def test_a_nan_among_codes_reaches_only_the_queries_that_see_it(dtype: str):
+    case = CASES[2]
+    arrays = make_arrays(case)
+    arrays["pool"][:, arrays["block_table"][0, 1], 1, :, 7] = np.nan  # the row's 16th token, head 1
+    for implementation in ("reference", "xla"):
+        got = np.asarray(compiled(case, implementation)(**in_dtype(case, arrays, dtype)[0]))
+        assert np.isnan(got[0, 15:20, 1]).all()
+        assert np.isfinite(np.delete(got, 1, axis=2)).all()
+        assert np.isfinite(got[1:]).all()
+
+
+def test_codes_without_factors_are_refused_and_factors_without_codes():
+    case = CASES[0]
+    arrays = make_arrays(case)
+    coded, _ = in_dtype(case, arrays, "int8")
+    for wrong in ({**coded, "factors": None}, {**arrays, "factors": coded["factors"]}):
+        with pytest.raises(ValueError, match="factors"):
+            compiled(case, "xla")(**wrong)
 
 
 @pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))

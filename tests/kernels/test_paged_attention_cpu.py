@@ -14,7 +14,7 @@ from pallas_kernels.paged_attention import cpu, paged_attention
 from pallas_kernels.paged_attention.cases import CASES, Case
 from pallas_kernels.unavailable import KernelUnavailable
 from tests.kernels import native_library
-from tests.kernels.test_paged_attention import LAYER, dense_float64, make_arrays
+from tests.kernels.test_paged_attention import LAYER, dense_float64, in_dtype, make_arrays
 from tests.tolerances import ATTENTION_BF16, ATTENTION_F32
 
 native_library.require()
@@ -59,20 +59,9 @@ def compiled(**static):
     return jax.jit(lambda arrays: cpu.paged_attention(layer=LAYER, **arrays, **static))
 
 
-def in_dtype(arrays: dict, dtype: str) -> tuple[dict, np.ndarray]:
-    """Return arrays with a pool of another dtype, and the values that this pool stands for."""
-    if dtype != "int8":
-        pool = jnp.asarray(arrays["pool"], dtype)
-        return {**arrays, "pool": pool}, np.asarray(pool.astype(jnp.float32))
-    factors = np.abs(arrays["pool"]).max(-1) / 127  # NaN where nobody may look
-    codes = np.nan_to_num(np.rint(arrays["pool"] / factors[..., None])).astype(np.int8)
-    values = codes.astype(np.float64) * factors[..., None]
-    return {**arrays, "pool": codes, "factors": factors}, values
-
-
 FEATURES = {
     "width": (16, 64, 96, 128, 256, 33),
-    "dtype": ("float32", "bfloat16", "float16", "int8"),
+    "dtype": cpu.POOL_DTYPES,
     "q_per_kv": (1, 2, 3, 4, 7),
     "page_size": (16, 64, 5, 100),
     "planes": (2, 1),
@@ -113,7 +102,7 @@ def make_point(point: dict) -> tuple[Case, str]:
 @pytest.mark.parametrize("point", pairwise(), ids=lambda p: "-".join(map(str, p.values())))
 def test_every_two_features_go_together(point):
     case, dtype = make_point(point)
-    arrays, values = in_dtype(make_arrays(case, poison=np.nan), dtype)
+    arrays, values = in_dtype(case, make_arrays(case, poison=np.nan), dtype)
     known = dense_float64(case, {**arrays, "pool": values})
     for variant in VARIANTS:
         np.testing.assert_allclose(run(case, arrays, variant=variant), known, **ATTENTION_F32)
@@ -132,10 +121,10 @@ def test_every_variant_is_right_on_any_number_of_threads(case):
             )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint8"])
 @pytest.mark.parametrize("case", LONG_CASES, ids=lambda c: c.name)
 def test_a_query_has_the_same_bits_alone_and_among_others(case, dtype):
-    arrays, _ = in_dtype(make_arrays(case, poison=np.nan), dtype)
+    arrays, _ = in_dtype(case, make_arrays(case, poison=np.nan), dtype)
     together = run(case, arrays)
     batch, tokens = arrays["positions"].shape
     for b, t in [(0, 0), (1, 0), *((batch - 1, t) for t in range(0, tokens, 3))]:
@@ -199,7 +188,7 @@ def test_ids_out_of_range_mean_what_they_mean_to_the_reference(layer):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_result_has_the_dtype_of_q(dtype):
-    arrays, values = in_dtype(make_arrays(LONG), dtype)
+    arrays, values = in_dtype(LONG, make_arrays(LONG), dtype)
     q = jnp.asarray(arrays["q"], dtype)
     exact_q = np.asarray(q.astype(jnp.float32))
     out = compiled(scale=0.1, value_dim=64, window=None, softcap=None)({**arrays, "q": q})
@@ -219,13 +208,8 @@ def test_rows_without_keys_are_zero_even_with_sinks():
 
 def test_a_pool_of_another_dtype_is_refused():
     arrays = make_arrays(CASES[0])
-    for pool, factors in (
-        (arrays["pool"].astype(np.int8), None),
-        (arrays["pool"].astype(np.int32), None),
-        (arrays["pool"], arrays["pool"][..., 0]),
-    ):
-        with pytest.raises(KernelUnavailable, match="CPU kernel reads pages of float32"):
-            run(CASES[0], {**arrays, "pool": pool, "factors": factors})
+    with pytest.raises(KernelUnavailable, match="CPU kernel reads pages of float32"):
+        run(CASES[0], {**arrays, "pool": arrays["pool"].astype(np.int32)})
 
 
 def test_operands_that_do_not_fit_are_refused():
@@ -233,14 +217,16 @@ def test_operands_that_do_not_fit_are_refused():
     given = [jnp.asarray(arrays[k]) for k in ("q", "pool", "block_table", "positions", "lengths")]
     call = cpu._attention(1.0, 16, cpu.NO_WINDOW, 0.0, -1, 0)
     q, pool, table, positions, lengths = given
-    factors, sinks = jnp.zeros(cpu.NO_FACTORS), jnp.zeros((0, 2, 2))
+    factors, sinks = jnp.zeros(cpu.NO_FACTORS, jnp.bfloat16), jnp.zeros((0, 2, 2))
     good = [q, pool, factors, jnp.zeros(3, jnp.int32), table, positions, lengths, sinks]
     call(*good)
     for index, bad, text in (
         (1, pool[:, :, :1], "other heads"),
         (1, pool[..., :8], "another width"),
         (1, pool[:, :0], "pool is empty"),
-        (2, jnp.ones(pool.shape[:5]), "int8 pages, and no others"),
+        (1, pool.astype(jnp.int8), "codes, and nothing else"),
+        (2, jnp.ones(pool.shape[:5], jnp.bfloat16), "codes, and nothing else"),
+        (2, jnp.ones((*pool.shape[:4], 1), jnp.bfloat16), "factors are"),
         (3, good[3][:2], "another batch"),
         (6, lengths[:1], "another batch"),
         (7, jnp.zeros((2, 2, 2)), "sinks are"),
