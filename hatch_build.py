@@ -5,6 +5,7 @@ the kernels' Python side reports it.
 """
 
 import importlib.util
+import sysconfig
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,7 +36,9 @@ class NativeKernels(BuildHookInterface):
         note.unlink(missing_ok=True)
         build_data["artifacts"].append(library.relative_to(self.root).as_posix())
         build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        # The library knows nothing of Python: one wheel serves every version of it.
+        system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"py3-none-{system}"
 
 
 def _build_module(path: Path) -> ModuleType:

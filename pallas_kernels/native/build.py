@@ -25,6 +25,8 @@ FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno")
 FLAGS += ("-ffp-contract=off", "-Wall", "-Wno-psabi")
 # GCC takes the undefined operands inside its own intrinsics for ours.
 FLAGS += ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
+# A library in a wheel must not depend on how new the C++ library of the machine is.
+LINK_FLAGS = ("-static-libstdc++", "-static-libgcc") if sys.platform == "linux" else ()
 # A variant's name is its namespace; cpu_features.h decides when each may run.
 X86_VARIANTS = {
     "avx2": "-mavx2 -mfma -mf16c",
@@ -61,7 +63,8 @@ def build(
         # Beside its destination: a rename is atomic on one file system only.
         unfinished = folder / f".{LIBRARY_NAME}.{os.getpid()}"
         try:
-            _run([command[0], "-shared", *flags, *objects, "-pthread", "-o", str(unfinished)])
+            link = [command[0], "-shared", *LINK_FLAGS, *flags, "-pthread"]
+            _run([*link, *objects, "-o", str(unfinished)])
             unfinished.replace(folder / LIBRARY_NAME)
         finally:
             unfinished.unlink(missing_ok=True)
