@@ -35,9 +35,21 @@ def _max_row_rule(axis_size: int, in_batched: list[bool], values: Array) -> tupl
     return max_row(values), False
 
 
+@custom_batching.custom_vmap
+def max_each(values: Int[Array, "..."]) -> Int[Array, "..."]:
+    """Return values as they are; under `vmap`, the largest of all instances for each place."""
+    return values
+
+
+@max_each.def_vmap
+def _max_each_rule(axis_size: int, in_batched: list[bool], values: Array) -> tuple[Array, bool]:
+    del axis_size
+    return max_each(values.max(0) if in_batched[0] else values), False
+
+
 def min_row(values: Int[Array, "..."]) -> Int[Array, ""]:
     """Return the smallest value, over every instance of an enclosing `vmap`."""
     return -max_row(-values)
 
 
-__all__ = ["any_row", "max_row", "min_row"]
+__all__ = ["any_row", "max_each", "max_row", "min_row"]

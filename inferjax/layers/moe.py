@@ -10,10 +10,8 @@ from jaxtyping import Array, Float, Int
 from inferjax.config import MLP, MoE, Router
 from inferjax.layers.mlp import ACTIVATIONS, mlp
 from inferjax.params import MLPParams, MoEParams
-from inferjax.quant.linear import linear
+from inferjax.quant.linear import grouped_linear, linear
 from inferjax.shapes import align_last
-from pallas_kernels.grouped_matmul import grouped_matmul
-from pallas_kernels.unbatched import max_row
 
 
 def moe(
@@ -29,11 +27,11 @@ def moe(
     rows = x.reshape(batch * tokens, dim)
     weights, experts = route(rows, w, spec.router)
     tile = tile or _fitting_tile(experts.size // spec.router.num_experts)
-    slots, tile_expert, num_live = _assign_tiles(experts, spec.router.num_experts, tile)
+    slots, tile_expert, tile_rows = _assign_tiles(experts, spec.router.num_experts, tile)
     num_tiles = tile_expert.shape[0]
     picked = jnp.repeat(rows, spec.router.experts_per_token, axis=0, total_repeat_length=slots.size)
     tiles = jnp.zeros((num_tiles * tile, dim), x.dtype).at[slots.reshape(-1)].set(picked)
-    out = _experts(tiles.reshape(num_tiles, tile, dim), w, spec, tile_expert, num_live)
+    out = _experts(tiles.reshape(num_tiles, tile, dim), w, spec, tile_expert, tile_rows)
     chosen = out.reshape(num_tiles * tile, dim)[slots].astype(jnp.float32)  # [R, X, D]
     parts = [chosen[:, i] * weights[:, i, None] for i in range(slots.shape[1])]
     result = functools.reduce(jnp.add, parts).astype(x.dtype).reshape(batch, tokens, dim)
@@ -91,22 +89,26 @@ def _limit_groups(choice: Float[Array, "R E"], router: Router) -> Float[Array, "
 
 def _assign_tiles(
     experts: Int[Array, "R X"], num_experts: int, tile: int
-) -> tuple[Int[Array, "R X"], Int[Array, " N"], Int[Array, ""]]:
+) -> tuple[Int[Array, "R X"], Int[Array, " N"], Int[Array, " N"]]:
     """Give every (row, expert) pair a slot so that each tile holds rows of one expert only.
 
-    Returns the slots, the expert of each tile and the number of tiles in use (over any `vmap`).
+    Returns the slots, and for each tile its expert and how many of its rows are in use.
     """
     flat = experts.reshape(-1)
     num_pairs = flat.shape[0]
-    num_tiles = num_pairs // tile + min(num_experts, num_pairs)
+    # As many as there can be: each expert in use may leave one tile with a single row.
+    num_tiles = (num_pairs + min(num_experts, num_pairs) * (tile - 1)) // tile
     member = jax.nn.one_hot(flat, num_experts, dtype=jnp.int32)
     rank = jnp.take_along_axis(jnp.cumsum(member, axis=0), flat[:, None], axis=1)[:, 0] - 1
-    tiles_needed = (member.sum(0) + tile - 1) // tile
-    ends = jnp.cumsum(tiles_needed)
-    slots = (ends - tiles_needed)[flat] * tile + rank
-    owner = jnp.searchsorted(ends, jnp.arange(num_tiles, dtype=jnp.int32), side="right")
+    count = member.sum(0)
+    ends = jnp.cumsum((count + tile - 1) // tile)
+    starts = ends - (count + tile - 1) // tile
+    slots = starts[flat] * tile + rank
+    index = jnp.arange(num_tiles, dtype=jnp.int32)
+    owner = jnp.searchsorted(ends, index, side="right")
     tile_expert = jnp.minimum(owner, num_experts - 1).astype(jnp.int32)
-    return slots.reshape(experts.shape), tile_expert, max_row(ends[-1])
+    rows = count[tile_expert] - (index - starts[tile_expert]) * tile
+    return slots.reshape(experts.shape), tile_expert, rows.clip(0, tile)
 
 
 def _experts(
@@ -114,15 +116,14 @@ def _experts(
     w: MoEParams,
     spec: MoE,
     tile_expert: Int[Array, " N"],
-    num_live: Int[Array, ""],
+    tile_rows: Int[Array, " N"],
 ) -> Float[Array, "N R D"]:
-    num_experts, dim, parts, ffn = w.w_in.shape
-    flat_in = w.w_in.reshape(num_experts, dim, parts * ffn)
-    hidden = grouped_matmul(tiles, flat_in, tile_expert, num_live)
+    num_experts, _, parts, ffn = w.w_in.shape
+    hidden = grouped_linear(tiles, w.w_in, tile_expert, tile_rows)
     if w.b_in is not None:
         hidden = hidden + w.b_in.reshape(num_experts, parts * ffn)[tile_expert][:, None]
     active = _gate(hidden[:, :, :ffn], hidden[:, :, ffn:], spec)
-    out = grouped_matmul(active, w.w_down, tile_expert, num_live)
+    out = grouped_linear(active, w.w_down, tile_expert, tile_rows)
     return out if w.b_down is None else out + w.b_down[tile_expert][:, None]
 
 

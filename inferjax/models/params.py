@@ -31,7 +31,8 @@ class ArraySpec:
 
     `dtype` is given only for a weight that is never rounded to the model's dtype. `num_in_axes`
     marks a weight that may be packed for its product: its first axes that are contracted, -1 for
-    the last one; 0 keeps it an array.
+    the last one; 0 keeps it an array. `num_batch_axes` come before those: each of their entries,
+    an expert or a head, is a matrix of its own.
     """
 
     shape: tuple[int, ...]
@@ -39,6 +40,7 @@ class ArraySpec:
     init: str = "normal"
     dtype: str | None = None
     num_in_axes: int = 0
+    num_batch_axes: int = 0
 
 
 def param_spec(config: ModelConfig) -> Params:
@@ -126,8 +128,14 @@ def _spec(
     init: str = "normal",
     dtype: str | None = None,
     num_in_axes: int = 0,
+    num_batch_axes: int = 0,
 ) -> Any:
-    return ArraySpec(shape, axes, init, dtype, num_in_axes)
+    return ArraySpec(shape, axes, init, dtype, num_in_axes, num_batch_axes)
+
+
+def _stack_spec(shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Any:
+    """Describe one matrix for each entry of the first axis, whose rows are the second."""
+    return _spec(shape, axes, num_in_axes=1, num_batch_axes=1)
 
 
 def _norm_spec(norm: Norm, dim: int, axis: str | None = "model") -> Any:
@@ -194,8 +202,8 @@ def _latent_spec(a: LatentAttention, dim: int) -> LatentParams:
         wkv_a=_spec((dim, a.kv_rank + a.rope_dim), ("model", None), num_in_axes=1),
         bkv_a=_spec((a.kv_rank + a.rope_dim,), (None,), "zeros") if biased else None,
         kv_norm=_norm_spec(a.norm, a.kv_rank, None),
-        wk_b=_spec((heads, a.nope_dim, a.kv_rank), ("heads", None, None)),
-        wv_b=_spec((heads, a.kv_rank, a.value_dim), ("heads", None, None)),
+        wk_b=_stack_spec((heads, a.nope_dim, a.kv_rank), ("heads", None, None)),
+        wv_b=_stack_spec((heads, a.kv_rank, a.value_dim), ("heads", None, None)),
         wo=_spec((heads, a.value_dim, dim), ("heads", None, "model"), num_in_axes=2),
         bo=_spec((dim,), ("model",), "zeros") if biased else None,
     )
@@ -218,8 +226,8 @@ def _moe_spec(m: MoE, dim: int) -> MoEParams:
         router_bias=_spec((experts,), (None,), "zeros") if m.router.bias else None,
         # Its steps are too small for bfloat16 beside scores near one: rounding changes the choice.
         score_bias=_spec((experts,), (None,), "zeros", "float32") if m.router.score_bias else None,
-        w_in=_spec((experts, dim, 2, ffn), ("experts", "model", None, "ffn")),
-        w_down=_spec((experts, ffn, dim), ("experts", "ffn", "model")),
+        w_in=_stack_spec((experts, dim, 2, ffn), ("experts", "model", None, "ffn")),
+        w_down=_stack_spec((experts, ffn, dim), ("experts", "ffn", "model")),
         b_in=_spec((experts, 2, ffn), ("experts", None, "ffn"), "zeros") if m.bias else None,
         b_down=_spec((experts, dim), ("experts", "model"), "zeros") if m.bias else None,
         shared=None if m.shared is None else _mlp_spec(m.shared, dim),

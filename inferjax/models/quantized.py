@@ -1,8 +1,11 @@
 """A model's weights in fewer bits: which of them, and how each is stored."""
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from inferjax.config import ModelConfig
@@ -10,12 +13,13 @@ from inferjax.models.params import ArraySpec, check_params, param_spec
 from inferjax.params import Params
 from inferjax.quant.leaf import PackedLeaf, as_matrix, is_packed, widen
 from inferjax.quant.schemes import Scheme, round_to_nearest, scheme_named
+from pallas_kernels.quant_matmul import QUANTIZED, PackedWeight, pack, pack_codes
 
 
 def quantize(params: Params, config: ModelConfig, scheme: str) -> Params:
-    """Store the weights of the dense products by a scheme of the table, rounding to nearest.
+    """Store the weights of all large products by a scheme of the table, rounding to nearest.
 
-    Norms, biases, routers, experts and the small products inside latent attention stay arrays.
+    Norms, biases, routers and the gates of shared experts stay arrays.
     Pure: works under `jit` and on abstract arrays. Leaves that are packed already are packed anew.
 
     Raises: UnsupportedConfig for an unknown scheme, ShapeError for weights of another model.
@@ -33,12 +37,73 @@ def quantize(params: Params, config: ModelConfig, scheme: str) -> Params:
 def pack_leaf(weight: Any, spec: ArraySpec, scheme: Scheme) -> PackedLeaf:
     """Return one weight packed; NumPy arrays stay NumPy's."""
     values = widen(weight) if is_packed(weight) else weight
-    matrix = round_to_nearest(as_matrix(values, spec.num_in_axes), scheme)
+    matrix = round_to_nearest(as_matrix(values, spec.num_in_axes, spec.num_batch_axes), scheme)
     return PackedLeaf(
         matrix=matrix,
         shape=spec.shape,
         num_in_axes=spec.num_in_axes,
+        num_batch_axes=spec.num_batch_axes,
         activations=scheme.activations,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PackedForm:
+    """What a packed leaf is beside its weight's shape: all that is known before its values are.
+
+    `scale_dtype` is that of scales and minimums; `permuted` leaves have a permutation.
+    """
+
+    format: str
+    group: int = 0
+    minimum: bool = False
+    scale_dtype: str = "float32"
+    activations: str = "float32"
+    permuted: bool = False
+
+
+def form_of(leaf: PackedLeaf) -> PackedForm:
+    """Return what `abstract_leaf` makes such a leaf of."""
+    matrix = leaf.matrix
+    return PackedForm(
+        format=matrix.format,
+        group=matrix.group,
+        minimum=matrix.minimums is not None,
+        scale_dtype="float32" if matrix.scales is None else matrix.scales.dtype.name,
+        activations=leaf.activations,
+        permuted=leaf.permutation is not None,
+    )
+
+
+@functools.cache
+def abstract_leaf(spec: ArraySpec, form: PackedForm) -> PackedLeaf:
+    """Return a packed weight whose arrays are `jax.ShapeDtypeStruct`.
+
+    Raises: ValueError for a format or group that no kernel takes.
+    """
+
+    def packed() -> PackedWeight:
+        weight = as_matrix(
+            jnp.zeros(spec.shape, jnp.float32), spec.num_in_axes, spec.num_batch_axes
+        )
+        if form.format not in QUANTIZED:
+            return pack(weight, form.format)
+        *stack, num_in, num_out = weight.shape
+        groups = -(-num_in // form.group) if form.group else 1
+        shared = jnp.zeros((*stack, groups, num_out), form.scale_dtype)
+        return pack_codes(
+            weight, shared, shared if form.minimum else None, format=form.format, group=form.group
+        )
+
+    matrix = jax.eval_shape(packed)
+    order = jax.ShapeDtypeStruct((matrix.num_in,), jnp.int32) if form.permuted else None
+    return PackedLeaf(
+        matrix=matrix,
+        permutation=order,
+        shape=spec.shape,
+        num_in_axes=spec.num_in_axes,
+        num_batch_axes=spec.num_batch_axes,
+        activations=form.activations,
     )
 
 

@@ -18,8 +18,9 @@ class PackedLeaf:
     """A packed matrix and the weight it stands for, of `shape`.
 
     The first `num_in_axes` axes of the weight are the matrix's rows; -1 means that the last axis
-    is, as in an embedding `[V, D]`, which is read by rows and contracted over D. `activations` is
-    what the other factor is rounded to.
+    is, as in an embedding `[V, D]`, which is read by rows and contracted over D. With
+    `num_batch_axes`, that many axes come before those, of experts or heads: the matrix is a stack.
+    `activations` is what the other factor is rounded to.
 
     `permutation` says which input each row of the matrix multiplies, where rows that share a scale
     are no neighbours (GPTQ's act-order); None is their own order. The other factor is gathered by
@@ -27,9 +28,10 @@ class PackedLeaf:
     """
 
     matrix: PackedWeight
-    permutation: Int[AnyArray, " in"] | None = None
+    permutation: Int[AnyArray, "*stack in"] | None = None
     shape: tuple[int, ...] = static()
     num_in_axes: int = static()
+    num_batch_axes: int = static(default=0)
     activations: str = static(default="float32")
 
     @property
@@ -50,16 +52,20 @@ class PackedLeaf:
         return sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays if a is not None)
 
 
-def as_matrix(weight: Shaped[AnyArray, "..."], num_in_axes: int) -> Shaped[AnyArray, "K N"]:
-    """Return a weight as the matrix that multiplies rows; its transpose for -1."""
+def as_matrix(
+    weight: Shaped[AnyArray, "..."], num_in_axes: int, num_batch_axes: int = 0
+) -> Shaped[AnyArray, "*stack K N"]:
+    """Return a weight as the matrix that multiplies rows (its transpose for -1), or as a stack."""
     if num_in_axes < 0:
         return weight.reshape(-1, weight.shape[-1]).T
-    return weight.reshape(math.prod(weight.shape[:num_in_axes]), -1)
+    stack, rest = weight.shape[:num_batch_axes], weight.shape[num_batch_axes:]
+    num_in, num_out = math.prod(rest[:num_in_axes]), math.prod(rest[num_in_axes:])
+    return weight.reshape(*([math.prod(stack)] if stack else []), num_in, num_out)
 
 
 def widen(leaf: PackedLeaf) -> Float[AnyArray, "..."]:
     """Return the weight in float32, as the packed codes have it."""
-    matrix = unpermute(dequantize(leaf.matrix), leaf, axis=0)
+    matrix = unpermute(dequantize(leaf.matrix), leaf, axis=-2)
     return (matrix.T if leaf.num_in_axes < 0 else matrix).reshape(leaf.shape)
 
 
@@ -70,7 +76,10 @@ def unpermute(
     if leaf.permutation is None:
         return values
     xp = values.__array_namespace__()
-    return xp.take(values, xp.argsort(leaf.permutation), axis=axis)
+    order = xp.argsort(leaf.permutation, axis=-1)
+    if order.ndim > 1:
+        return xp.take_along_axis(values, order[..., None], axis=axis)
+    return xp.take(values, order, axis=axis)
 
 
 def is_packed(node: object) -> bool:

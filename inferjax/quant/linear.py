@@ -7,13 +7,15 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from inferjax.quant.leaf import PackedLeaf, unpermute
+from inferjax.quant.watched import Watched, watch, watch_tiles
 from inferjax.shapes import align_last
+from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.quant_matmul import quant_matmul, take_rows
 
 
 def linear(
     x: Float[Array, "..."],
-    weight: Array | PackedLeaf,
+    weight: Array | PackedLeaf | Watched,
     spec: str,
     bias: Array | None = None,
     *,
@@ -26,6 +28,8 @@ def linear(
 
     Example: `linear(x, wqkv, "BTD,DKCH->BTKCH")`.
     """
+    if isinstance(weight, Watched):
+        x, weight = watch(x, weight), weight.weight
     out = _packed(x, weight) if isinstance(weight, PackedLeaf) else _contract(x, weight, spec)
     if bias is not None:
         out = out + align_last(bias.astype(jnp.float32), out.ndim)
@@ -34,6 +38,8 @@ def linear(
 
 def _packed(x: Array, leaf: PackedLeaf) -> Float[Array, "..."]:
     """Run the product as rows times a packed matrix."""
+    if leaf.num_batch_axes:
+        return _packed_stack(x, leaf)
     num_summed = abs(leaf.num_in_axes)
     kept = x.shape[: x.ndim - num_summed]
     rows = x.reshape(*kept, -1)
@@ -42,6 +48,41 @@ def _packed(x: Array, leaf: PackedLeaf) -> Float[Array, "..."]:
     out = quant_matmul(rows, leaf.matrix, activations=leaf.activations)
     shape = leaf.shape[:-1] if leaf.num_in_axes < 0 else leaf.shape[num_summed:]
     return out.reshape(*kept, *shape)
+
+
+def _packed_stack(x: Array, leaf: PackedLeaf) -> Float[Array, "..."]:
+    """Run one product for each matrix of a stack: axes of the stack come before the summed ones."""
+    num_lead = leaf.num_batch_axes + leaf.num_in_axes
+    kept = x.shape[: x.ndim - num_lead]
+    stack = leaf.shape[: leaf.num_batch_axes]
+    rows = x.reshape(math.prod(kept), math.prod(stack), -1)
+    tiles = jnp.swapaxes(rows, 0, 1)
+    index = jnp.arange(tiles.shape[0], dtype=jnp.int32)
+    out = grouped_linear(tiles, leaf, index, jnp.full_like(index, tiles.shape[1]))
+    return jnp.swapaxes(out, 0, 1).reshape(*kept, *stack, *leaf.shape[num_lead:])
+
+
+def grouped_linear(
+    tiles: Float[Array, "N R D"],
+    weight: Array | PackedLeaf | Watched,
+    tile_group: Int[Array, " N"],
+    tile_rows: Int[Array, " N"],
+) -> Float[Array, "N R F"]:
+    """Multiply the first `tile_rows[n]` rows of tile n by `weight[tile_group[n]]`; others are zero.
+
+    The axes of the weight behind its first two come out as one. The result has x's dtype.
+    """
+    if isinstance(weight, Watched):
+        tiles, weight = watch_tiles(tiles, weight, tile_group, tile_rows), weight.weight
+    if not isinstance(weight, PackedLeaf):
+        stack = weight.reshape(*weight.shape[:2], -1)
+        return grouped_matmul(tiles, stack, tile_group, tile_rows)
+    if weight.permutation is not None:
+        order = weight.permutation[tile_group]
+        tiles = jnp.take_along_axis(tiles, order[:, None], axis=2, mode="clip")
+    return grouped_matmul(
+        tiles, weight.matrix, tile_group, tile_rows, activations=weight.activations
+    )
 
 
 def _contract(x: Array, weight: Array, spec: str) -> Float[Array, "..."]:

@@ -60,22 +60,27 @@ def scheme_named(name: object) -> Scheme:
     return SCHEMES[name]
 
 
-def round_to_nearest(matrix: Float[AnyArray, "K N"], scheme: Scheme) -> PackedWeight:
-    """Store a matrix with every value rounded to the nearest that its group's scale allows."""
+def round_to_nearest(matrix: Float[AnyArray, "*stack K N"], scheme: Scheme) -> PackedWeight:
+    """Store a matrix with every value rounded to the nearest that its group's scale allows.
+
+    Matrices may be stacked, those of experts for example.
+    """
     if scheme.format not in QUANTIZED:
         return pack(matrix, scheme.format)
     grouped = group_rows(matrix.astype(np.float32), scheme)
-    return pack_groups(grouped, grid_of(grouped, scheme), scheme, matrix.shape[0])
+    return pack_groups(grouped, grid_of(grouped, scheme), scheme, matrix.shape[-2])
 
 
-def group_rows(matrix: Float[AnyArray, "K N"], scheme: Scheme) -> Float[AnyArray, "G R N"]:
+def group_rows(
+    matrix: Float[AnyArray, "*stack K N"], scheme: Scheme
+) -> Float[AnyArray, "*stack G R N"]:
     """Cut the rows into groups; a last one that is not full gets copies of its last row."""
-    size = scheme.group or matrix.shape[0]
-    missing = -matrix.shape[0] % size
+    size = scheme.group or matrix.shape[-2]
+    missing = -matrix.shape[-2] % size
     if missing:
         xp = matrix.__array_namespace__()
-        matrix = xp.concat([matrix, xp.repeat(matrix[-1:], missing, axis=0)], axis=0)
-    return rearrange(matrix, "(g r) n -> g r n", r=size)
+        matrix = xp.concat([matrix, xp.repeat(matrix[..., -1:, :], missing, axis=-2)], axis=-2)
+    return rearrange(matrix, "... (g r) n -> ... g r n", r=size)
 
 
 class Grid(NamedTuple):
@@ -132,11 +137,11 @@ def decode(codes: Num[AnyArray, "..."], grid: Grid) -> Float[AnyArray, "..."]:
 
 
 def pack_groups(
-    grouped: Float[AnyArray, "G R N"], grid: Grid, scheme: Scheme, num_rows: int
+    grouped: Float[AnyArray, "*stack G R N"], grid: Grid, scheme: Scheme, num_rows: int
 ) -> PackedWeight:
     """Store the first `num_rows` rows as the nearest values of their groups' grids."""
     codes = encode(grouped, per_row(grid), scheme)[0]
-    rows = rearrange(codes, "g r n -> (g r) n")[:num_rows]
+    rows = rearrange(codes, "... g r n -> ... (g r) n")[..., :num_rows, :]
     return pack_codes(rows, grid.scales, grid.minimums, format=scheme.format, group=scheme.group)
 
 

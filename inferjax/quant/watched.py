@@ -6,6 +6,7 @@ of any forward pass, through `jit` and loops, and no layer knows of it. Nothing 
 does not need is computed: XLA drops the rest of the backward pass.
 """
 
+import dataclasses
 import math
 
 import jax
@@ -94,7 +95,7 @@ def _noted(rows: Float[Array, "R K"], seat: InputStatistics) -> Float[Array, "R 
     return rows
 
 
-_noted.defvjp(lambda rows, seat: (rows, rows), lambda rows, back: (back, statistics_of(rows)))
+_noted.defvjp(lambda rows, _: (rows, rows), lambda rows, back: (back, statistics_of(rows)))
 
 
 @jax.custom_vjp
@@ -115,8 +116,8 @@ def _tiles_backward(kept: tuple[Array, InputStatistics, Array, Array], back: Arr
 
     def add(sums: InputStatistics, tile: tuple[Array, Array, Array]):
         rows, group, count = tile
-        found = statistics_of(rows).replace(num_rows=count.astype(jnp.float32))
-        return jax.tree.map(lambda all, new: all.at[group].add(new), sums, found), None
+        found = dataclasses.replace(statistics_of(rows), num_rows=count.astype(jnp.float32))
+        return jax.tree.map(lambda old, new: old.at[group].add(new), sums, found), None
 
     tiles = jnp.where(used[:, :, None], tiles, 0.0)
     empty = jax.tree.map(jnp.zeros_like, seat)

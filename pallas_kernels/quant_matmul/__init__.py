@@ -1,19 +1,18 @@
 """Products of activations with weights packed in 32, 16, 8 or 4 bits."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
-from jax.dtypes import float0
 from jaxtyping import Array, Float
 
 from pallas_kernels import native
 from pallas_kernels.quant_matmul import cpu, reference, xla
+from pallas_kernels.quant_matmul.checks import ACTIVATIONS, check_product
+from pallas_kernels.quant_matmul.derivative import differentiable
 from pallas_kernels.quant_matmul.packed import (
     FORMATS,
     QUANTIZED,
@@ -29,13 +28,6 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "xla": xla.quant_matmul,
     "cpu": cpu.quant_matmul,
     "reference": reference.quant_matmul,
-}
-
-# What may be rounded on the way in, and for which weights.
-ACTIVATIONS = {
-    "float32": FORMATS,
-    "bfloat16": ("bfloat16",),
-    "int8": ("int8", "int4"),
 }
 
 
@@ -60,28 +52,13 @@ def quant_matmul(
     Raises: KeyError for an implementation that is not in the table; ValueError when x, weight and
     activations do not go together; KernelUnavailable when "cpu" is asked for and cannot run.
     """
-    _check(x, weight, activations)
+    check_product(x, weight, activations)
     rows = x.reshape(math.prod(x.shape[:-1]), weight.num_in)
     if rows.dtype not in (jnp.float32, jnp.bfloat16):
         rows = rows.astype(jnp.float32)
-    multiply = _differentiable(_choose(implementation), activations)
+    run = functools.partial(_choose(implementation), activations=activations)
+    multiply = differentiable(run, _exact)
     return multiply(rows, weight).reshape(*x.shape[:-1], weight.num_out)
-
-
-def _check(x: Array, weight: PackedWeight, activations: str) -> None:
-    if activations not in ACTIVATIONS:
-        raise ValueError(f"activations are one of {', '.join(ACTIVATIONS)}, not {activations!r}")
-    if weight.format not in ACTIVATIONS[activations]:
-        raise ValueError(
-            f"{activations} activations need weights in {' or '.join(ACTIVATIONS[activations])},"
-            f" not {weight.format}"
-        )
-    if x.ndim < 1 or x.shape[-1] != weight.num_in:
-        raise ValueError(f"x has shape {x.shape}, the weight takes rows of {weight.num_in}")
-    if weight.values.ndim != (3 if weight.format == "float32" else 4):
-        raise ValueError(
-            f"packed values have shape {weight.values.shape}: one matrix is multiplied at a time"
-        )
 
 
 def _choose(implementation: str) -> Callable[..., Any]:
@@ -100,39 +77,8 @@ def _by_platform(x: Array, weight: PackedWeight, *, activations: str) -> Array:
     )
 
 
-def _differentiable(run: Callable[..., Any], activations: str) -> Callable[..., Any]:
-    """Give an implementation the derivative of the exact product, computed by XLA."""
-
-    @jax.custom_jvp
-    def multiply(x: Array, weight: PackedWeight) -> Array:
-        return run(x, weight, activations=activations)
-
-    def exact(x: Array, weight: PackedWeight) -> Array:
-        return xla.quant_matmul(x, weight, activations="float32")
-
-    def derivative(primals: tuple, tangents: tuple) -> tuple[Array, Any]:
-        (x, weight), (dx, dweight) = primals, tangents
-        terms = []
-        if not isinstance(dx, SymbolicZero):
-            terms.append(exact(dx, weight))
-        is_zero = [isinstance(leaf, SymbolicZero) for leaf in jax.tree.leaves(dweight)]
-        if not all(is_zero):
-            dweight = jax.tree.map(_instantiate, dweight)
-            terms.append(jax.jvp(lambda w: exact(x, w), (weight,), (dweight,))[1])
-        out = multiply(x, weight)
-        return out, sum(terms[1:], terms[0]) if terms else jnp.zeros_like(out)
-
-    multiply.defjvp(derivative, symbolic_zeros=True)
-    return multiply
-
-
-def _instantiate(tangent: Any) -> Any:
-    if not isinstance(tangent, SymbolicZero):
-        return tangent
-    aval: Any = tangent.aval
-    if aval.dtype == float0:
-        return np.zeros(aval.shape, float0)
-    return jnp.zeros(aval.shape, aval.dtype)
+def _exact(x: Array, weight: PackedWeight) -> Array:
+    return xla.quant_matmul(x, weight, activations="float32")
 
 
 __all__ = [
