@@ -127,9 +127,9 @@ def test_environment_is_read_only_by_the_command_line(name):
 
 
 @pytest.mark.parametrize("name", ["jit", "pmap"])
-def test_jit_is_called_only_by_runtime_and_bench(name):
+def test_jit_is_called_only_by_runtime_calibrate_and_bench(name):
     # The decoder's one jit lets equal layers share a trace.
-    files = [p for p in outside("runtime", "bench") if name_of(p) != "inferjax/models/decoder.py"]
+    files = [p for p in outside("runtime", "calibrate", "bench") if name_of(p) != "inferjax/models/decoder.py"]
     files += KERNELS
     found = [f"{name_of(p)}:{n}" for p in files for n in uses(tree_of(p), "jax", name)]
     assert found == []

@@ -1,0 +1,163 @@
+"""Quantization layer by layer: each is rounded for the inputs that the rounded ones before give.
+
+What is kept of a calibration text is its residual stream, one array [S, D] a window, and sums over
+its rows for one product at a time.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import tqdm
+from jaxtyping import Array, Float
+
+from inferjax.calibrate.products import (
+    Path,
+    at,
+    collect,
+    layer_output,
+    matrix_at,
+    product_paths,
+    put,
+)
+from inferjax.calibrate.recipes import Recipe, recipe_named
+from inferjax.config import Exec, LayerSpec, ModelConfig
+from inferjax.errors import UnsupportedConfig
+from inferjax.layers.norm import normalize
+from inferjax.models import quantized
+from inferjax.models.decoder import embed, project_out
+from inferjax.models.params import ArraySpec, check_params, param_spec
+from inferjax.params import LayerParams, Params
+from inferjax.quant.leaf import PackedLeaf, as_matrix, is_packed, widen
+from inferjax.quant.schemes import Scheme, scheme_named
+from inferjax.quant.watched import InputStatistics, statistics_of
+from inferjax.runtime.score import checked
+from pallas_kernels.quant_matmul import QUANTIZED, PackedWeight
+
+
+def quantize(
+    params: Params,
+    config: ModelConfig,
+    scheme: str,
+    *,
+    recipe: str = "gptq",
+    tokens: Any = None,
+    progress: bool = False,
+) -> Params:
+    """Store the weights of the products by a scheme, chosen for a text's activations.
+
+    `tokens` [B, S] are windows of a text like those that the model is for; "rtn" needs none. The
+    result has the tree that rounding to nearest gives. A table of embeddings, of which single rows
+    are read, is rounded to nearest: no product says what its errors cost.
+
+    Raises: UnsupportedConfig for an unknown scheme or recipe, or a scheme that rounds without a
+      choice; ShapeError, InvalidInput, RequestTooLong for tokens.
+    """
+    how, method = scheme_named(scheme), recipe_named(recipe)
+    check_params(params, config)
+    if method is None:
+        return quantized.quantize(params, config, scheme)
+    if how.format not in QUANTIZED:
+        raise UnsupportedConfig(
+            f"recipe={recipe!r} with {scheme!r}",
+            why="a value has one nearest neighbour there, and no scale to choose",
+            fix='use recipe="rtn"',
+        )
+    tokens, _ = checked(params, config, tokens, None, Exec())
+    return _quantize(params, config, how, method, tokens, progress)
+
+
+def _quantize(
+    params: Params,
+    config: ModelConfig,
+    scheme: Scheme,
+    recipe: Recipe,
+    tokens: Array,
+    progress: bool,
+) -> Params:
+    specs: Any = param_spec(config)
+    table = quantized.pack_leaf(params.embed, specs.embed, scheme)
+    read = dataclasses.replace(params, embed=table)
+    positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    hidden = [embed(read, config, row[None], positions) for row in tokens]
+    layers = []
+    bar = tqdm.tqdm(config.layers, desc="calibrating layers", disable=not progress)
+    for spec, layer, products in zip(bar, params.layers, specs.layers, strict=True):
+        packed, wide = _quantize_layer(layer, spec, products, scheme, recipe, hidden)
+        hidden = [layer_output(wide, x, spec) for x in hidden]
+        layers.append(packed)
+    head = params.head
+    if head is not None:
+        rows = jnp.concatenate([_head_input(params, config, x) for x in hidden])
+        matrix = as_matrix(_wide(head), specs.head.num_in_axes)
+        packed = recipe.pack(matrix, statistics_of(rows), scheme)
+        head = _leaf(packed, specs.head, scheme)
+    return dataclasses.replace(params, embed=table, layers=tuple(layers), head=head)
+
+
+def _quantize_layer(
+    layer: LayerParams,
+    spec: LayerSpec,
+    products: LayerParams,
+    scheme: Scheme,
+    recipe: Recipe,
+    hidden: Sequence[Array],
+) -> tuple[LayerParams, LayerParams]:
+    """Return a layer with packed weights, and the same with their values in float32."""
+    wide = jax.tree.map(_wide, layer, is_leaf=is_packed)
+
+    def statistics(layer: LayerParams, path: Path) -> InputStatistics:
+        return collect(layer, spec, hidden, path, at(products, path))
+
+    if recipe.rescale is not None:
+        wide = recipe.rescale(wide, spec, products, scheme, statistics)
+    # Norms and biases go back to the dtypes that they had.
+    rest = jax.tree.map(_like, wide, layer, is_leaf=is_packed)
+    for path in product_paths(products):
+        product = at(products, path)
+        matrix, seen = matrix_at(wide, products, path), statistics(wide, path)
+        leaf = _leaf(_pack(recipe, matrix, seen, scheme), product, scheme)
+        rest, wide = put(rest, path, leaf), put(wide, path, widen(leaf))
+    return rest, wide
+
+
+def _pack(
+    recipe: Recipe,
+    matrix: Float[Array, "*stack K N"],
+    statistics: InputStatistics,
+    scheme: Scheme,
+) -> PackedWeight:
+    """Pack a matrix, or those of a stack one after the other, which bounds the memory."""
+    if matrix.ndim == 2:
+        return recipe.pack(matrix, statistics, scheme)
+    return jax.lax.map(lambda pair: recipe.pack(*pair, scheme), (matrix, statistics))
+
+
+def _leaf(matrix: PackedWeight, product: ArraySpec, scheme: Scheme) -> PackedLeaf:
+    return PackedLeaf(
+        matrix=matrix,
+        shape=product.shape,
+        num_in_axes=product.num_in_axes,
+        num_batch_axes=product.num_batch_axes,
+        activations=scheme.activations,
+    )
+
+
+def _head_input(
+    params: Params, config: ModelConfig, hidden: Float[Array, "1 S D"]
+) -> Float[Array, "S E"]:
+    """Return the rows that the head multiplies."""
+    if params.final_norm is not None and config.final_norm is not None:
+        hidden = normalize(hidden, params.final_norm, config.final_norm)
+    return project_out(params, hidden)[0]
+
+
+def _wide(leaf: Any) -> Any:
+    """Return a weight in float32."""
+    return widen(leaf) if is_packed(leaf) else leaf.astype(jnp.float32)
+
+
+def _like(wide: Array, leaf: Any) -> Array:
+    return wide if is_packed(leaf) else wide.astype(leaf.dtype)
