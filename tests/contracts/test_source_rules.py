@@ -12,6 +12,7 @@ KERNELS = sorted((ROOT / "pallas_kernels").rglob("*.py"))
 ACCELERATOR_FILES = ("gpu.py", "tpu.py")
 MAX_FILE, MAX_KERNEL_FILE = 400, 600
 MAX_FUNCTION, MAX_KERNEL_FUNCTION = 60, 120
+DECODER = "inferjax/models/decoder.py"
 
 # Exceptions that never reach a user: a protocol asks for them, or a caller in the same folder turns
 # them into one of our errors. At most five files.
@@ -129,7 +130,7 @@ def test_environment_is_read_only_by_the_command_line(name):
 @pytest.mark.parametrize("name", ["jit", "pmap"])
 def test_jit_is_called_only_by_runtime_calibrate_and_bench(name):
     # The decoder's one jit lets equal layers share a trace.
-    files = [p for p in outside("runtime", "calibrate", "bench") if name_of(p) != "inferjax/models/decoder.py"]
+    files = [p for p in outside("runtime", "calibrate", "bench") if name_of(p) != DECODER]
     files += KERNELS
     found = [f"{name_of(p)}:{n}" for p in files for n in uses(tree_of(p), "jax", name)]
     assert found == []
