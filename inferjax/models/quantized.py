@@ -11,6 +11,7 @@ from jaxtyping import Array
 from inferjax.config import ModelConfig
 from inferjax.models.params import ArraySpec, check_params, param_spec
 from inferjax.params import Params
+from inferjax.quant.fake import rounded_straight_through
 from inferjax.quant.leaf import PackedLeaf, as_matrix, is_packed, widen
 from inferjax.quant.schemes import Scheme, round_to_nearest, scheme_named
 from pallas_kernels.quant_matmul import QUANTIZED, PackedWeight, pack, pack_codes
@@ -44,6 +45,29 @@ def pack_leaf(weight: Any, spec: ArraySpec, scheme: Scheme) -> PackedLeaf:
         num_in_axes=spec.num_in_axes,
         num_batch_axes=spec.num_batch_axes,
         activations=scheme.activations,
+    )
+
+
+def fake_quantize(params: Params, config: ModelConfig, scheme: str) -> Params:
+    """Return the weights as arrays with the values that `quantize` gives them, for training.
+
+    Gradients pass to the weights as if they had not been rounded, except where they are clipped.
+    Rounded activations ("int8-w8a8") are not imitated.
+
+    Raises: UnsupportedConfig for an unknown scheme, ShapeError for weights of another model.
+    """
+    how = scheme_named(scheme)
+    check_params(params, config)
+
+    def rounded(spec: ArraySpec, leaf: Any) -> Array:
+        if not spec.num_in_axes:
+            return leaf
+        matrix = as_matrix(leaf, spec.num_in_axes, spec.num_batch_axes)
+        matrix = rounded_straight_through(matrix, how)
+        return (matrix.T if spec.num_in_axes < 0 else matrix).reshape(spec.shape)
+
+    return jax.tree.map(
+        rounded, param_spec(config), params, is_leaf=lambda node: isinstance(node, ArraySpec)
     )
 
 
