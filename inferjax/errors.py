@@ -83,9 +83,25 @@ class MissingPackage(InferjaxError):
     """An optional package is needed and not installed."""
 
 
+class ShardingError(InferjaxError):
+    """A mesh does not divide a model, or the devices it is made of."""
+
+
+class UnknownChip(InferjaxError):
+    """No chip of that name is in the planner's table."""
+
+
+class DoesNotFit(InferjaxError):
+    """A model does not fit the memory of the chips; says by how much, and what would."""
+
+
 class EngineFull(InferjaxError):
     """As many requests wait as the engine accepts."""
 
 
 class UnexpectedCompilation(InferjaxError):
     """A program was compiled after the warm-up."""
+
+
+class PackedWeightsWarning(UserWarning):
+    """Packed weights were loaded where the kernels that make them fast are missing."""

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from inferjax.checkpoint.memory import aligned_empty
 from inferjax.checkpoint.opened import find_model, open_checkpoint
 from inferjax.checkpoint.orbax import is_saved
-from inferjax.checkpoint.reading import MAX_THREADS, aligned_empty
+from inferjax.checkpoint.reading import MAX_THREADS
 from inferjax.errors import InvalidInput
 
 _CHUNK = 2**20

@@ -1,6 +1,7 @@
 """Loads a model: finds it, checks it against its config, and reads it tensor by tensor."""
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,16 @@ from inferjax.checkpoint.opened import (
     read_tokenizer,
 )
 from inferjax.checkpoint.orbax import is_saved, read_orbax, read_saved_config
+from inferjax.checkpoint.planning import Mode, quantize_mode
 from inferjax.checkpoint.reading import read_leaves
 from inferjax.checkpoint.tensor_file import readable
 from inferjax.config import ModelConfig
-from inferjax.errors import UnsupportedConfig
+from inferjax.errors import PackedWeightsWarning, UnsupportedConfig
 from inferjax.models.hf import DTYPES
 from inferjax.params import Params
+from inferjax.quant.leaf import is_packed
 from inferjax.tokenizer import Tokenizer
+from pallas_kernels import native
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,32 +50,47 @@ def load(
     source: str | Path,
     *,
     dtype: Any = None,
+    quantize: str | None = None,
     progress: bool = False,
     cache_dir: Path | None = None,
     max_context: int | None = None,
 ) -> Model:
     """Load a folder, a .safetensors or .gguf file, what `save` wrote, or a model of the catalog.
 
-    `dtype` is that of the weights: by default the checkpoint's, and float32 on a CPU, where XLA's
-    bfloat16 matmuls are about thirty times slower. `max_context` shortens the declared context, or
+    `quantize` names how the weights of products are packed while they are read: a scheme of
+    `SCHEMES` ("int8", "int4", ...; "bfloat16" packs without rounding what has 16 bits), "native"
+    for the codes that the checkpoint holds, bit for bit, or "none" for arrays. None is "native",
+    and "none" where a dtype is given. Memory peaks little above what stays.
+
+    `dtype` is that of the weights that are arrays: by default the checkpoint's, and float32 on a
+    CPU. There XLA computes about thirty times slower with bfloat16 arrays: they are what
+    `dtype="bfloat16"` gives, as asked, and `quantize="bfloat16"` is half the memory and faster.
+    Packed weights are computed with in float32. `max_context` shortens the declared context, or
     extends it where the rope scaling is "dynamic".
 
     Raises: CheckpointError, UnsupportedModel, UnsupportedConfig, CatalogError, TokenizerError.
+    Warns: PackedWeightsWarning where the native kernels of packed weights are missing.
     """
+    mode = quantize_mode(dtype, quantize)
     path = find_model(source, cache_dir, progress=progress)
     with readable(path):
         if is_saved(path):
-            return _load_saved(path, dtype, progress)
-        return _load_stored(path, dtype, progress, max_context)
+            model = _load_saved(path, dtype, mode, progress)
+        else:
+            model = _load_stored(path, dtype, mode, progress, max_context)
+    warn_of_slow_products(model.params)
+    return model
 
 
-def _load_stored(path: Path, dtype: Any, progress: bool, max_context: int | None) -> Model:
+def _load_stored(
+    path: Path, dtype: Any, mode: Mode, progress: bool, max_context: int | None
+) -> Model:
     """Load safetensors or GGUF."""
     checkpoint = open_checkpoint(path)
     try:
         config = checkpoint.config(max_context)
         config = dataclasses.replace(config, dtype=_weights_dtype(dtype, config))
-        params = _read_params(checkpoint, config, progress)
+        params = _read_params(checkpoint, config, mode, progress)
         tokenizer = read_tokenizer(checkpoint.path, checkpoint.gguf and checkpoint.file.metadata)
     finally:
         checkpoint.file.close()
@@ -85,13 +104,13 @@ def _load_stored(path: Path, dtype: Any, progress: bool, max_context: int | None
     )
 
 
-def _load_saved(path: Path, dtype: Any, progress: bool) -> Model:
+def _load_saved(path: Path, dtype: Any, mode: Mode, progress: bool) -> Model:
     """Load what `save` wrote by Orbax."""
     config, raw = read_saved_config(path)
     config = dataclasses.replace(config, dtype=_weights_dtype(dtype, config))
     return Model(
         config=config,
-        params=read_orbax(path, config, progress=progress),
+        params=read_orbax(path, config, mode, progress=progress),
         tokenizer=read_tokenizer(path),
         family=config.family,
         path=path,
@@ -106,6 +125,19 @@ def config_only(source: str | Path, *, cache_dir: Path | None = None) -> ModelCo
         return read_model_config(path)
 
 
+def warn_of_slow_products(params: Params) -> None:
+    """Warn once of packed weights on a CPU without the kernels that make them fast."""
+    packed = any(is_packed(leaf) for leaf in jax.tree.leaves(params, is_leaf=is_packed))
+    if not packed or jax.default_backend() != "cpu":
+        return
+    if reason := native.unavailable_reason():
+        warnings.warn(
+            f"packed weights are slow here, each product unpacks its weight first: {reason}",
+            PackedWeightsWarning,
+            stacklevel=3,
+        )
+
+
 def _weights_dtype(wanted: Any, config: ModelConfig) -> str:
     if wanted is None:
         return "float32" if jax.default_backend() == "cpu" else config.dtype
@@ -118,8 +150,8 @@ def _weights_dtype(wanted: Any, config: ModelConfig) -> str:
     return name
 
 
-def _read_params(checkpoint: Checkpoint, config: ModelConfig, progress: bool) -> Params:
-    leaves, treedef = match_tensors(checkpoint, config)
+def _read_params(checkpoint: Checkpoint, config: ModelConfig, mode: Mode, progress: bool) -> Params:
+    leaves, treedef = match_tensors(checkpoint, config, mode)
     bar = tqdm.tqdm(
         total=sum(leaf.num_bytes for leaf in leaves),
         desc="loading weights",

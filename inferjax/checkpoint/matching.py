@@ -10,6 +10,8 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 
 from inferjax.checkpoint.opened import Checkpoint
+from inferjax.checkpoint.packing import Packing
+from inferjax.checkpoint.planning import Mode, Planner
 from inferjax.checkpoint.tensor_file import quoted
 from inferjax.config import ModelConfig
 from inferjax.errors import CheckpointError
@@ -24,16 +26,22 @@ _HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leaf:
-    """One weight to be: what to read, how to build it, and what it becomes."""
+    """One weight to be: what to read, how to build it, and what it becomes.
+
+    `packing` says how it is packed, None that it becomes an array. `dtype` is the array's.
+    """
 
     reads: tuple[Stored, ...]
     build: Callable[..., Any]
     shape: tuple[int, ...]
     dtype: str
+    packing: Packing | None = None
 
     @property
     def num_bytes(self) -> int:
-        """The size of the weight in its final dtype."""
+        """The size of the weight in its final form."""
+        if self.packing is not None:
+            return self.packing.num_bytes
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
@@ -60,33 +68,38 @@ class Problems:
         return [f"{len(items)} {kind}: {_listed(items)}" for kind, items in found.items() if items]
 
 
-def match_tensors(checkpoint: Checkpoint, config: ModelConfig) -> tuple[list[Leaf], Any]:
+def match_tensors(
+    checkpoint: Checkpoint, config: ModelConfig, mode: Mode = "none"
+) -> tuple[list[Leaf], Any]:
     """Return the weights to read and the tree that they form.
 
     Raises: CheckpointError with all missing, misshapen, unexpected and unreadable tensors.
     """
     check_size(checkpoint, config)
-    leaves, treedef, problems = compare_tensors(checkpoint, config)
+    leaves, treedef, problems = compare_tensors(checkpoint, config, mode)
     _report(checkpoint, problems)
     _check_tied(checkpoint, config)
     return leaves, treedef
 
 
 def compare_tensors(
-    checkpoint: Checkpoint, config: ModelConfig
+    checkpoint: Checkpoint, config: ModelConfig, mode: Mode = "none"
 ) -> tuple[list[Leaf], Any, Problems]:
     """Return what `match_tensors` does and what is wrong with it; no weight is read."""
-    specs, treedef = jax.tree.flatten(
+    specs, treedef = jax.tree.flatten_with_path(
         param_spec(config), is_leaf=lambda node: isinstance(node, ArraySpec)
     )
     sources = treedef.flatten_up_to(model_sources(checkpoint.family, config))
     problems, used = Problems(), set[str]()
     stored = checkpoint.file.entries
+    planner = Planner(stored, config, mode)
     leaves = []
-    for spec, source in zip(specs, sources, strict=True):
+    for (path, spec), source in zip(specs, sources, strict=True):
         reads = _check_source(checkpoint, config, source, problems)
         used.update(part.name for read in reads for part in read.parts)
-        leaves.append(Leaf(reads, source.build, spec.shape, spec.dtype or config.dtype))
+        packing = planner.packing(path, spec, reads, source.build)
+        dtype = spec.dtype or config.dtype
+        leaves.append(Leaf(reads, source.build, spec.shape, dtype, packing))
     problems.unexpected += [
         name for name in stored if name not in used and not _is_known(checkpoint, name, config)
     ]

@@ -1,9 +1,9 @@
 """A model saved by Orbax: its weights as a pytree, beside what says which model they are.
 
-The folder holds `inferjax.json` (the config in Hugging Face's form, and the size and SHA-256 of
-every other file), the tokenizer's files, and `params/`, an ordinary Orbax checkpoint that other
-programs can restore. Sizes and checksums are compared before Orbax sees a byte: its formats are
-parsed by native code that damaged files must not reach.
+The folder holds `inferjax.json` (the config in Hugging Face's form, which leaves are packed and
+how, and the size and SHA-256 of every other file), the tokenizer's files, and `params/`, an
+ordinary Orbax checkpoint that other programs can restore. Sizes and checksums are compared before
+Orbax sees a byte: its formats are parsed by native code that damaged files must not reach.
 """
 
 import dataclasses
@@ -22,11 +22,12 @@ import orbax.checkpoint as ocp
 import tqdm
 
 from inferjax.checkpoint.json_file import read_object
+from inferjax.checkpoint.planning import Mode
+from inferjax.checkpoint.saved_leaves import abstract_leaves, arrays_dtype, in_mode, packed_forms
 from inferjax.config import ModelConfig, Pooling
 from inferjax.errors import CheckpointError, InferjaxError
 from inferjax.models.family import read_config
 from inferjax.models.hf import DTYPES
-from inferjax.models.params import abstract_params
 from inferjax.models.registry import family_named
 from inferjax.params import Params
 
@@ -49,11 +50,12 @@ def write_orbax(folder: Path, config: ModelConfig, raw: Mapping[str, Any], param
     content = {
         "format": FORMAT,
         "family": config.family,
-        "dtype": params.embed.dtype.name,
+        "dtype": arrays_dtype(params, config),
         "max_context": config.max_context,
         "head": config.head,
         "pooling": config.pooling and dataclasses.asdict(config.pooling),
         "config": dict(raw),
+        "packed": packed_forms(params),
         "files": {name: _fingerprint(folder / name) for name in _files(folder)},
     }
     record = {"sha256": _digest(content), **content}
@@ -80,22 +82,26 @@ def read_saved_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
     return config, record["config"]
 
 
-def read_orbax(folder: Path, config: ModelConfig, *, progress: bool = False) -> Params:
-    """Restore the weights, rounded to `config.dtype`, after checking every file.
+def read_orbax(folder: Path, config: ModelConfig, mode: Mode, *, progress: bool = False) -> Params:
+    """Restore the weights, as `mode` asks for, after checking every file.
+
+    What is an array is rounded to `config.dtype`.
 
     Raises: CheckpointError naming a file that is missing or differs from what was saved.
     """
-    _check_files(folder, _read_record(folder)["files"], progress)
-    wanted = abstract_params(config)
+    record = _read_record(folder)
+    _check_files(folder, record["files"], progress)
     try:
+        saved = abstract_leaves(config, record.get("packed", {}))
         with ocp.StandardCheckpointer() as checkpointer:
             path = (folder / PARAMS_NAME).absolute()
-            _check_shapes(folder, checkpointer.metadata(path), wanted)
-            return checkpointer.restore(path, wanted)
+            _check_shapes(folder, checkpointer.metadata(path), saved)
+            restored = checkpointer.restore(path, saved)
     except InferjaxError:
         raise
     except Exception as error:
         raise _damaged(folder, str(error)[:500]) from error
+    return in_mode(restored, config, mode)
 
 
 def _read_record(folder: Path) -> dict[str, Any]:

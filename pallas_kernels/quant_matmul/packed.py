@@ -167,6 +167,25 @@ def take_rows(weight: PackedWeight, ids: Int[Array, "..."]) -> Float[Array, "...
     return dequantize(dataclasses.replace(columns, num_out=1))[..., 0]
 
 
+def put_columns(weight: PackedWeight, part: PackedWeight, columns: Int[np.ndarray, " n"]) -> None:
+    """Write columns of a part where `columns` says, in place into NumPy arrays; -1 is nowhere.
+
+    Matrices may be stacked: their columns are counted through. The part is one matrix.
+    """
+    chosen = np.flatnonzero(columns >= 0)
+    stack, column = np.divmod(columns[chosen], weight.num_out)
+    whole_lines = not (len(columns) % LANES or len(chosen) != len(columns))
+    in_line = whole_lines and not column[0] % LANES and bool((np.diff(columns) == 1).all())
+    for array, piece in zip(jax.tree.leaves(weight), jax.tree.leaves(part), strict=True):
+        num_blocks = -(-weight.num_out // LANES)
+        blocks = array.reshape(-1, *array.shape[array.ndim - piece.ndim + 1 :])
+        at = stack * num_blocks + column // LANES
+        if in_line and stack[0] == stack[-1]:
+            blocks[at[0] : at[0] + len(piece)] = piece
+        else:
+            blocks[at, :, column % LANES] = piece[chosen // LANES, :, chosen % LANES]
+
+
 def _rows_of_groups(weight: PackedWeight, packed: AnyArray) -> Float[AnyArray, "... K N"]:
     """Return what the groups of rows share, once for each row."""
     shared = _unblocks(packed)[..., : weight.num_out].astype(np.float32)

@@ -9,7 +9,8 @@ import pytest
 import safetensors.numpy
 
 from inferjax.checkpoint.matching import Leaf
-from inferjax.checkpoint.reading import _Room, aligned_empty, read_leaf, read_leaves
+from inferjax.checkpoint.memory import Room, aligned_empty
+from inferjax.checkpoint.reading import read_leaf, read_leaves
 from inferjax.checkpoint.safetensors import open_safetensors
 from inferjax.checkpoint.tensor_file import PIECE_ELEMENTS
 from inferjax.errors import CheckpointError
@@ -151,7 +152,7 @@ def test_large_arrays_begin_where_xla_takes_them_over():
 
 
 def test_room_holds_back_what_does_not_fit():
-    room, order = _Room(10), []
+    room, order = Room(10), []
     inside, leave = threading.Event(), threading.Event()
 
     def first():
