@@ -310,7 +310,7 @@ def check_setting(settings: Any, name: str, smallest: int, largest: int) -> None
 
 
 ATTENTION_IMPLEMENTATIONS = ("auto", "cpu", "xla", "reference")
-KV_DTYPES = ("float32", "bfloat16", "float16")
+KV_DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
 LARGEST_SETTING = 1 << 20
 SMALLEST_SETTINGS = {
     "tile": 2,
@@ -332,7 +332,9 @@ class Exec:
     attention: implementation of the attention op ("cpu", "xla", "reference"), or "auto": the best
       that runs where the program is compiled for.
     page_size: tokens per page of a cache that is made; a step takes it from the cache it is given.
-    kv_dtype: dtype of the pages, None means the weights' dtype.
+    kv_dtype: dtype of the pages, None means the weights' dtype. "int8" and "float8_e4m3fn" ("fp8"
+      for short) hold keys and values in eight bits, with a factor for every token and head. What
+      has no cache does not round: by default `score` then differs from what `generate` reported.
     prefill_chunk: prompt tokens per prefill pass inside `generate`.
     score_chunk: positions whose logits exist at once in `score`.
     candidates: top logits that top_k, top_p and min_p look at before falling back to a full sort.
@@ -362,10 +364,13 @@ class Exec:
                 why="no such implementation is built",
                 fix=f"use one of {', '.join(ATTENTION_IMPLEMENTATIONS)}",
             )
+        # One name for one thing: settings are keys of compiled programs.
+        if self.kv_dtype == "fp8":
+            object.__setattr__(self, "kv_dtype", "float8_e4m3fn")
         if self.kv_dtype not in (None, *KV_DTYPES):
             raise UnsupportedConfig(
                 f"kv_dtype={self.kv_dtype!r}",
-                why="the cache holds floating-point keys and values",
+                why="keys and values are not stored so",
                 fix=f"use one of {', '.join(KV_DTYPES)}, or None for the weights' dtype",
             )
         if not isinstance(self.exact, bool):

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from inferjax.checkpoint.load import Model
 from inferjax.config import Exec, ModelConfig
 from inferjax.errors import InvalidInput, InvalidSampling, ShapeError
-from inferjax.kv.cache import KVCache, page_size_of, row_tables
+from inferjax.kv.cache import KVCache, num_pages_of, page_size_of, row_tables
 from inferjax.models.decoder import check_head
 from inferjax.runtime.arguments import (
     as_integers,
@@ -247,14 +247,16 @@ def _first_state(
 def _grown(cache: KVCache, state: DecodeState, capacity: int) -> tuple[KVCache, DecodeState]:
     """Return cache and state with room for `capacity` tokens in all."""
     num_pages = -(-capacity // page_size_of(cache))
-    more = num_pages + 1 - cache.groups[0].shape[1]
-    pools = [jnp.pad(g, ((0, 0), (0, more), *((0, 0),) * 4)) for g in cache.groups]
+    more = num_pages + 1 - num_pages_of(cache)[0]
+    grown = jax.tree.map(
+        lambda x: jnp.pad(x, ((0, 0), (0, more), *((0, 0),) * (x.ndim - 2))), cache
+    )
     extra = capacity - state.sample.history.shape[1]
     history = jnp.pad(state.sample.history, ((0, 0), (0, extra)))
-    return KVCache(groups=tuple(pools)), dataclasses.replace(
+    return grown, dataclasses.replace(
         state,
         sample=dataclasses.replace(state.sample, history=history),
-        block_tables=(row_tables(1, num_pages),) * len(pools),
+        block_tables=(row_tables(1, num_pages),) * len(cache.groups),
     )
 
 

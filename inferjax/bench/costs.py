@@ -5,7 +5,7 @@ import math
 import jax
 
 from inferjax.config import ModelConfig, MoE, cache_groups
-from inferjax.kv.cache import KVCache
+from inferjax.kv.cache import KVCache, dtype_of, group_bytes
 from inferjax.models.params import num_parameters
 from inferjax.params import MoEParams, Params
 
@@ -30,10 +30,9 @@ def weight_bytes_per_step(params: Params, config: ModelConfig, *, batch: int) ->
 def kv_bytes_per_step(cache: KVCache, config: ModelConfig, context: int) -> int:
     """Return the bytes of keys and values that one sequence's next token attends to."""
     total = 0
-    for group, pool in zip(cache_groups(config), cache.groups, strict=True):
+    for group in cache_groups(config):
         seen = context if group.window is None else min(context, group.window)
-        num_layers, _, num_heads, planes, _, width = pool.shape
-        total += num_layers * num_heads * planes * width * seen * pool.dtype.itemsize
+        total += group_bytes(group, seen, dtype_of(cache))
     return total
 
 

@@ -13,6 +13,7 @@ from inferjax.engine.overflow import Middle, middle_of
 from inferjax.engine.pages import SequencePages
 from inferjax.engine.scheduler import Limits, Scheduler
 from inferjax.errors import OutOfPages, UnsupportedConfig
+from inferjax.kv.cache import group_bytes
 from inferjax.kv.eviction import EVICTIONS
 from inferjax.kv.pool import PagePool
 
@@ -162,10 +163,7 @@ def _wanted_pages(group: CacheGroup, longest: int, config: EngineConfig, page_si
 
 def _page_bytes(model: Model, groups: tuple[CacheGroup, ...], exec: Exec) -> list[int]:
     kind = exec.kv_dtype or (str(model.params.embed.dtype) if model.params else model.config.dtype)
-    item = jax.numpy.dtype(kind).itemsize
-    return [
-        g.num_layers * g.num_kv_heads * g.planes * g.width * exec.page_size * item for g in groups
-    ]
+    return [group_bytes(group, exec.page_size, kind) for group in groups]
 
 
 def _free_bytes() -> int:

@@ -4,6 +4,10 @@ Only this file and the kernels know a pool's layout, `[L, P, K, C, S, W]`: layer
 head, plane (keys, values), token in page, width. One page of one head is contiguous, which is what
 a kernel copies at once. Page 0 is trash: padding rows write there, nobody reads it, and no sequence
 ever owns it.
+
+A pool in eight bits has codes for values, and factors `[L, P, K, 2, S]` for every token and head:
+`pallas_kernels.paged_attention.codes` tells what they mean. Tokens are rounded as they are written,
+each by itself, and read from the pool by their own step too: how a prompt is cut changes nothing.
 """
 
 import math
@@ -13,20 +17,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from inferjax.config import KV_DTYPES, CacheGroup, Exec, ModelConfig, cache_groups
 from inferjax.errors import OutOfPages, UnsupportedConfig
 from inferjax.pytree import pytree
+from pallas_kernels.paged_attention import codes
 
 TRASH_PAGE = 0
+
+# What holds the codes of a dtype in eight bits.
+CODES = {"int8": "int8", "float8_e4m3fn": "uint8"}
+
+
+@pytree
+class Pages:
+    """The pool of one group: keys and values, or their codes and factors."""
+
+    values: Num[Array, "L P K C S W"]
+    factors: Float[Array, "L P K 2 S"] | None = None
 
 
 @pytree
 class KVCache:
     """All pages of all groups; donate it to every step and use only what the step returns."""
 
-    groups: tuple[Float[Array, "L P K C S W"], ...]
+    groups: tuple[Pages, ...]
 
 
 def init_cache(
@@ -49,13 +65,13 @@ def init_cache(
     if kind not in KV_DTYPES:
         raise UnsupportedConfig(
             f"a cache of {kind!r}",
-            why="it holds floating-point keys and values",
+            why="keys and values are not stored so",
             fix=f"use one of {', '.join(KV_DTYPES)}",
         )
     try:
-        return KVCache(groups=tuple(jnp.zeros(shape, kind) for shape in shapes))
+        return KVCache(groups=tuple(_zeros(shape, kind) for shape in shapes))
     except jax.errors.JaxRuntimeError as error:
-        wanted = sum(math.prod(shape) for shape in shapes) * jnp.dtype(kind).itemsize
+        wanted = sum(_num_bytes(shape, kind) for shape in shapes)
         raise OutOfPages(
             f"a cache of {wanted / 1e9:.1f} GB does not fit the device",
             why=str(error).splitlines()[0],
@@ -73,7 +89,7 @@ def row_tables(batch: int, pages_per_row: int) -> Int[Array, "B M"]:
 def cache_shapes(
     config: ModelConfig, *, num_pages: int | Sequence[int], exec: Exec = Exec()
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the shape of every pool."""
+    """Return the shape of every pool's values."""
     groups = cache_groups(config)
     counts: list[Any] = [num_pages] * len(groups)
     if isinstance(num_pages, list | tuple):
@@ -90,21 +106,45 @@ def cache_shapes(
 
 def token_bytes(config: ModelConfig, dtype: str) -> int:
     """Return the cache bytes that one token takes, over all layers."""
-    values = sum(math.prod(_pool_shape(g, 1, 1)) for g in cache_groups(config))
-    return values * jnp.dtype(dtype).itemsize
+    return sum(group_bytes(group, 1, dtype) for group in cache_groups(config))
+
+
+def group_bytes(group: CacheGroup, num_tokens: int, dtype: str) -> int:
+    """Return the bytes that tokens take in the pool of a group."""
+    return _num_bytes(_pool_shape(group, 1, num_tokens), dtype)
+
+
+def dtype_of(cache: KVCache) -> str:
+    """Return the `kv_dtype` of a cache."""
+    held = cache.groups[0].values.dtype.name
+    return next((kind for kind, stored in CODES.items() if stored == held), held)
+
+
+def is_stored(pool: Pages) -> bool:
+    """Return whether a pool has a dtype that there is, and factors exactly where it needs them."""
+    held = pool.values.dtype.name
+    if held not in CODES.values():
+        return held in KV_DTYPES and pool.factors is None
+    shape = _factors_shape(pool.values.shape)
+    return pool.factors is not None and pool.factors.shape == shape
 
 
 def write(
-    pool: Float[Array, "L P K C S W"],
+    pool: Pages,
     layer: int | Int[Array, ""],
     new: Float[Array, "B T K C W"],
     pages: Int[Array, "B T"],
     offsets: Int[Array, "B T"],
-) -> Float[Array, "L P K C S W"]:
-    """Store new tokens in place; a page id outside the pool is dropped, never clamped."""
-    return pool.at[jnp.full_like(pages, layer), pages, :, :, offsets].set(
-        new.astype(pool.dtype), mode="drop"
-    )
+    *,
+    value_dim: int,
+) -> Pages:
+    """Store new tokens in place; a page id outside the pool is dropped, never clamped.
+
+    `value_dim` tells the value columns of a latent, which have a factor of their own.
+    """
+    place = (jnp.full_like(pages, layer), pages, slice(None), slice(None), offsets)
+    stored = _stored(new, pool, value_dim)
+    return jax.tree.map(lambda x, rows: x.at[place].set(rows, mode="drop"), pool, stored)
 
 
 def copy_pages(cache: KVCache, source: Int[Array, " N"], target: Int[Array, " N"]) -> KVCache:
@@ -122,31 +162,51 @@ def copy_group_pages(
 
 
 def rewrite_keys(
-    pool: Float[Array, "L P K C S W"],
+    pool: Pages,
     layer: int,
     source: Int[Array, " N"],
     target: Int[Array, " N"],
     change: Callable[[Array], Array],
-) -> Float[Array, "L P K C S W"]:
+    *,
+    value_dim: int,
+) -> Pages:
     """Copy pages of one layer, with their keys [N, K, S, W] changed on the way.
 
-    A page may be its own target; a target that is the trash page or -1 is padding.
+    A page may be its own target; a target that is the trash page or -1 is padding. Keys in eight
+    bits are rounded once more; what does not change keeps its codes.
     """
-    pages = pool.at[layer, source].get(mode="clip")
-    pages = pages.at[:, :, 0].set(change(pages[:, :, 0]))
-    return pool.at[layer, _real_targets(pool, target)].set(pages, mode="drop")
+    pages = jax.tree.map(lambda x: x.at[layer, source].get(mode="clip"), pool)
+    if pages.factors is None:
+        values = pages.values.at[:, :, 0].set(change(pages.values[:, :, 0]))
+        pages = Pages(values=values)
+    else:
+        by_token = jax.tree.map(lambda x: x.swapaxes(2, 3), pages)
+        tokens = codes.decode(by_token.values, by_token.factors, value_dim=value_dim)
+        tokens = tokens.at[:, :, :, 0].set(change(tokens[:, :, :, 0]))
+        pages = jax.tree.map(lambda x: x.swapaxes(2, 3), _stored(tokens, pool, value_dim))
+    into = _real_targets(pool, target)
+    return jax.tree.map(lambda x, new: x.at[layer, into].set(new, mode="drop"), pool, pages)
 
 
-def _copied(
-    pool: Float[Array, "L P K C S W"], source: Int[Array, " N"], target: Int[Array, " N"]
-) -> Float[Array, "L P K C S W"]:
-    pages = pool.at[:, source].get(mode="clip")
-    return pool.at[:, _real_targets(pool, target)].set(pages, mode="drop")
+def _stored(new: Float[Array, "*tokens C W"], pool: Pages, value_dim: int) -> Pages:
+    """Return tokens as the pool holds them, token first."""
+    held = pool.values.dtype
+    if pool.factors is None:
+        return Pages(values=new.astype(held))
+    values, factors = codes.encode(new, held.name, value_dim=value_dim)
+    return Pages(values=values, factors=factors)
 
 
-def _real_targets(pool: Float[Array, "L P K C S W"], target: Int[Array, " N"]) -> Int[Array, " N"]:
+def _copied(pool: Pages, source: Int[Array, " N"], target: Int[Array, " N"]) -> Pages:
+    into = _real_targets(pool, target)
+    return jax.tree.map(
+        lambda x: x.at[:, into].set(x.at[:, source].get(mode="clip"), mode="drop"), pool
+    )
+
+
+def _real_targets(pool: Pages, target: Int[Array, " N"]) -> Int[Array, " N"]:
     """Return targets with padding moved beyond the pool, where writes are dropped."""
-    return jnp.where(target > TRASH_PAGE, target, pool.shape[1])
+    return jnp.where(target > TRASH_PAGE, target, pool.values.shape[1])
 
 
 def locate(
@@ -178,11 +238,29 @@ def _pool_shape(group: CacheGroup, num_pages: int, page_size: int) -> tuple[int,
     return (group.num_layers, num_pages, heads, planes, page_size, group.width)
 
 
+def _factors_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:3], codes.NUM_FACTORS, shape[4])
+
+
+def _zeros(shape: tuple[int, ...], dtype: str) -> Pages:
+    if dtype not in CODES:
+        return Pages(values=jnp.zeros(shape, dtype))
+    factors = jnp.zeros(_factors_shape(shape), codes.FACTOR_DTYPE)
+    return Pages(values=jnp.zeros(shape, CODES[dtype]), factors=factors)
+
+
+def _num_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    values = math.prod(shape) * jnp.dtype(CODES.get(dtype, dtype)).itemsize
+    if dtype not in CODES:
+        return values
+    return values + math.prod(_factors_shape(shape)) * jnp.dtype(codes.FACTOR_DTYPE).itemsize
+
+
 def page_size_of(cache: KVCache) -> int:
     """Return S, the tokens per page."""
-    return cache.groups[0].shape[4]
+    return cache.groups[0].values.shape[4]
 
 
 def num_pages_of(cache: KVCache) -> tuple[int, ...]:
     """Return P of every group."""
-    return tuple(group.shape[1] for group in jax.tree.leaves(cache))
+    return tuple(group.values.shape[1] for group in cache.groups)

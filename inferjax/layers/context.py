@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from inferjax.errors import KernelUnavailable
-from inferjax.kv.cache import KVCache, locate, page_size_of, write
+from inferjax.kv.cache import KVCache, Pages, locate, page_size_of, write
 from inferjax.pytree import pytree, static
 from pallas_kernels import unavailable
 from pallas_kernels.paged_attention import paged_attention
@@ -34,6 +34,8 @@ class Dense:
 @pytree
 class Paged:
     """New tokens are written to the cache first, then attend to their row's pages.
+
+    They too attend to each other as the cache holds them, rounded where it has fewer bits.
 
     `lengths` counts cached tokens including the new ones; `block_tables` has one per group.
     """
@@ -73,9 +75,12 @@ def attend[C: (Dense, Paged)](
     pool = context.cache.groups[group]
     table = context.block_tables[group]
     pages, offsets = locate(
-        table, context.positions, page_size=page_size_of(context.cache), num_pages=pool.shape[1]
+        table,
+        context.positions,
+        page_size=page_size_of(context.cache),
+        num_pages=pool.values.shape[1],
     )
-    pool = write(pool, layer, kv, pages, offsets)
+    pool = write(pool, layer, kv, pages, offsets, value_dim=mask.value_dim)
     out = _attend_pages(context, q, pool, layer, table, mask)
     pools = context.cache.groups
     cache = KVCache(groups=(*pools[:group], pool, *pools[group + 1 :]))
@@ -85,7 +90,7 @@ def attend[C: (Dense, Paged)](
 def _attend_pages(
     context: Paged,
     q: Float[Array, "B T K G W"],
-    pool: Float[Array, "L P K C S W"],
+    pool: Pages,
     layer: int | Int[Array, ""],
     table: Int[Array, "B M"],
     mask: Mask,
@@ -93,7 +98,7 @@ def _attend_pages(
     try:
         return paged_attention(
             q,
-            pool,
+            pool.values,
             layer,
             table,
             context.positions,
@@ -103,6 +108,7 @@ def _attend_pages(
             window=mask.window,
             softcap=mask.softcap,
             sinks=mask.sinks,
+            factors=pool.factors,
             implementation=context.implementation,
         )
     except unavailable.KernelUnavailable as error:

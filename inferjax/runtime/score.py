@@ -32,7 +32,7 @@ def forward(
     """Return float32 logits of every position, without keeping a cache.
 
     Positions beyond a row's length hold no meaning; from a traced id outside the vocabulary on they
-    are NaN. Differentiable, except in exact mode.
+    are NaN. Differentiable, except in exact mode, which alone rounds to `exec.kv_dtype`.
 
     Raises: ShapeError, InvalidInput, RequestTooLong, UnsupportedModel.
     """
@@ -49,7 +49,8 @@ def score(
     Column t is for token t+1; columns beyond a row's length are 0, and from a traced id outside the
     vocabulary on they are NaN. Logits exist for `exec.score_chunk` positions at a time.
     Differentiable with respect to params; in exact mode it takes the paged path, equals what
-    generation reported bit for bit, and is not.
+    generation reported bit for bit, and is not. By default there is no cache, so nothing is rounded
+    to an `exec.kv_dtype` of fewer bits than generation rounded it to.
 
     Raises: ShapeError, InvalidInput, RequestTooLong, UnsupportedModel.
     """

@@ -38,10 +38,13 @@ def shift_pages(
         group, attention = spec.group, spec.attention
         if isinstance(attention, LatentAttention):
             change = functools.partial(turn_latents, spec=attention, distance=-distance)
+            value_dim = attention.kv_rank
         else:
             change = functools.partial(turn_keys, spec=attention, distance=-distance)
+            value_dim = attention.head_dim
+        pages = (sources[group], targets[group])
         pools[group] = rewrite_keys(
-            pools[group], places[group], sources[group], targets[group], change
+            pools[group], places[group], *pages, change, value_dim=value_dim
         )
         places[group] += 1
     return KVCache(groups=tuple(pools))

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from inferjax.config import Exec, ModelConfig
 from inferjax.errors import InvalidInput, ShapeError
-from inferjax.kv.cache import KVCache, cache_shapes
+from inferjax.kv.cache import KVCache, cache_shapes, is_stored, page_size_of
 from inferjax.models.decoder import check_taps
 from inferjax.params import Params
 from inferjax.runtime.arguments import check_count, check_kinds
@@ -308,13 +308,12 @@ def _empty_outputs(state: DecodeState, steps: int, config: ModelConfig, exec: Ex
 def _check_step(config: ModelConfig, cache: Any, tables: tuple[Any, ...], batch: int) -> None:
     """Refuse a cache or block tables that do not belong to this model and batch."""
     pools = cache.groups if isinstance(cache, KVCache) else ()
-    size = pools[0].shape[-2] if pools and pools[0].ndim == 6 else 1
+    size = page_size_of(cache) if pools and pools[0].values.ndim == 6 else 1
     exec = Exec(page_size=size)
     wanted = [(s[0], *s[2:]) for s in cache_shapes(config, num_pages=2, exec=exec)]
-    found = [(pool.shape[0], *pool.shape[2:]) for pool in pools]
-    floating = all(jnp.issubdtype(pool.dtype, jnp.floating) for pool in pools)
-    if found != wanted or not floating:
-        kinds = sorted({str(pool.dtype) for pool in pools})
+    found = [(pool.values.shape[0], *pool.values.shape[2:]) for pool in pools]
+    if found != wanted or not all(map(is_stored, pools)):
+        kinds = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(pools)})
         raise ShapeError(
             f"the cache's pools are {found} of {kinds}, without their number of pages",
             why=f"the model's layers need {wanted}",

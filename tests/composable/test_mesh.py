@@ -127,9 +127,11 @@ def test_steps_keep_the_caches_sharding(kind: AxisType):
     out, cache = run(params, spread(TOKENS, mesh), lambda c: jax.device_put(c, heads))
     expected, whole = run(PARAMS, TOKENS, lambda c: c)
     np.testing.assert_allclose(out.values, expected.values, **LOGITS_F32)
-    np.testing.assert_allclose(cache.groups[0][:, 1:], whole.groups[0][:, 1:], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        cache.groups[0].values[:, 1:], whole.groups[0].values[:, 1:], rtol=0, atol=1e-5
+    )
     if kind == AxisType.Explicit:
-        assert cache.groups[0].sharding.is_equivalent_to(heads, 6)
+        assert cache.groups[0].values.sharding.is_equivalent_to(heads, 6)
         assert jax.typeof(out.values).sharding.spec == PartitionSpec("data", None)
 
 

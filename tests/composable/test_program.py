@@ -30,7 +30,7 @@ def draw(params: Any, key: Any, temperature: Any) -> ij.Generation:
 def pool_size() -> int:
     pages = 1 + TOKENS.shape[0] * -(-(TOKENS.shape[1] + NEW) // EXEC.page_size)
     cache = jax.eval_shape(lambda: ij.init_cache(CONFIG, num_pages=pages, exec=EXEC))
-    return min(pool.size for pool in cache.groups)
+    return min(pool.values.size for pool in cache.groups)
 
 
 @functools.cache

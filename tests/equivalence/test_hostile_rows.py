@@ -72,7 +72,7 @@ def pages_of(cache, tables, rows):
     kept = []
     for pool, table in zip(cache.groups, tables, strict=True):
         pages = np.setdiff1d(np.arange(1, NUM_PAGES), table[rows])
-        kept.append(np.asarray(pool[:, pages]).view(np.int32))
+        kept.append(np.asarray(pool.values[:, pages]).view(np.int32))
     return kept
 
 
@@ -108,8 +108,8 @@ def test_free_pages_stay_untouched():
     _, cache, tables = extend("llama", False)
     free = np.setdiff1d(np.arange(1, NUM_PAGES), tables[0])
     assert len(free)
-    assert np.isnan(cache.groups[0][:, free]).all()
-    written = ~np.isnan(np.asarray(cache.groups[0])).all(axis=(0, 2, 3, 5))  # [P, S]
+    assert np.isnan(cache.groups[0].values[:, free]).all()
+    written = ~np.isnan(np.asarray(cache.groups[0].values)).all(axis=(0, 2, 3, 5))  # [P, S]
     for row, length in enumerate(LENGTHS):
         assert written[tables[0][row, 0], :length].all()
         assert not written[tables[0][row, 0], length:].any()

@@ -146,7 +146,7 @@ def test_samples_share_their_prompts_full_pages():
             exec=exec,
         ).tokens
 
-    shape = ij.init_cache(model.config, num_pages=2, exec=exec).groups[0].shape
+    shape = ij.init_cache(model.config, num_pages=2, exec=exec).groups[0].values.shape
     pools = {
         var.aval.shape[1]
         for equation in inner_equations(jax.make_jaxpr(run)(model.params).jaxpr)

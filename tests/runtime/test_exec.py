@@ -30,8 +30,8 @@ def test_exec_refuses_a_kernel_that_is_not_built():
 
 
 def test_exec_refuses_a_cache_dtype_it_cannot_store():
-    with pytest.raises(UnsupportedConfig, match="int8"):
-        ij.Exec(kv_dtype="int8")
+    with pytest.raises(UnsupportedConfig, match="int4"):
+        ij.Exec(kv_dtype="int4")
 
 
 def test_exec_accepts_exactly_the_kernels_that_exist():

@@ -16,7 +16,6 @@ from inferjax.errors import (
     ShapeError,
     UnsupportedConfig,
 )
-from inferjax.kv.cache import KVCache
 from inferjax.runtime.arguments import check_count
 from inferjax.sampling import make_state
 from inferjax.sampling.validity import check_shapes
@@ -83,7 +82,7 @@ def test_cache_too_large_for_memory_names_its_size():
         ij.init_cache(model().config, num_pages=2**31 - 1)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "foo", "float64"])
+@pytest.mark.parametrize("dtype", ["uint8", "foo", "float64"])
 def test_cache_refuses_other_dtypes(dtype):
     with pytest.raises(UnsupportedConfig, match=dtype):
         ij.init_cache(model().config, num_pages=4, dtype=dtype)
@@ -100,7 +99,7 @@ def test_cache_and_tables_of_another_model_are_refused():
     table = jnp.ones((1, 1), jnp.int32)
     inputs = ij.make_inputs(GOOD, block_tables=[table])
     cache = ij.init_cache(config, num_pages=4)
-    whole = KVCache(groups=tuple(g.astype(jnp.int32) for g in cache.groups))
+    whole = jax.tree.map(lambda x: x.astype(jnp.int32), cache)
     other = ij.init_cache(tiny_model("gemma3_text").config, num_pages=4)
     for wrong in (other, whole):
         with pytest.raises((ShapeError, TypeError), match=r"pools|groups|int32"):

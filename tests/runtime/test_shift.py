@@ -79,8 +79,8 @@ def test_first_layers_equal_a_prefill_of_the_kept_tokens(family):
     short = np.concatenate([prompt[: FIRST * SIZE], prompt[(FIRST + DROPPED) * SIZE :]])
     wanted = extended(family, short)
     group = config.layers[0].group
-    here = np.asarray(moved.groups[group][0, KEPT])
-    there = np.asarray(wanted.groups[group][0, 1 + FIRST : 1 + TOTAL - DROPPED])
+    here = np.asarray(moved.groups[group].values[0, KEPT])
+    there = np.asarray(wanted.groups[group].values[0, 1 + FIRST : 1 + TOTAL - DROPPED])
     np.testing.assert_allclose(here, there, atol=2e-5)
 
 
@@ -93,13 +93,13 @@ def test_every_layer_turns_by_its_own_frequencies(family):
     for spec in config.layers:
         attention, layer = spec.attention, counts[spec.group]
         counts[spec.group] += 1
-        before = np.asarray(cache.groups[spec.group][layer, KEPT], np.float64)
+        before = np.asarray(cache.groups[spec.group].values[layer, KEPT], np.float64)
         first = attention.kv_rank if isinstance(attention, LatentAttention) else 0
         wanted = before.copy()
         if attention.rope is not None:
             part = slice(first, first + attention.rope.dim)
             wanted[:, :, 0, :, part] = turned_back(before[:, :, 0, :, part], attention.rope)
-        np.testing.assert_allclose(moved.groups[spec.group][layer, KEPT], wanted, atol=1e-5)
+        np.testing.assert_allclose(moved.groups[spec.group].values[layer, KEPT], wanted, atol=1e-5)
 
 
 def turned_back(keys: np.ndarray, rope: Rope) -> np.ndarray:
@@ -115,7 +115,7 @@ def test_pages_may_move_to_others_and_nothing_else_is_touched(family):
     in_place = shifted(family, cache, KEPT, KEPT)
     spare = [TOTAL + 1, *KEPT[1:]]
     moved = shifted(family, cache, KEPT, spare)
-    for pool, there, before in zip(moved.groups, in_place.groups, cache.groups, strict=True):
+    for pool, there, before in zip(*map(jax.tree.leaves, (moved, in_place, cache)), strict=True):
         np.testing.assert_array_equal(pool[:, spare], there[:, KEPT])
         rest = [page for page in range(pool.shape[1]) if page not in spare]
         np.testing.assert_array_equal(pool[:, rest], before[:, rest])
@@ -126,4 +126,6 @@ def test_a_shift_makes_no_copy_of_the_cache():
     cache = ij.init_cache(config, num_pages=2000, exec=ij.Exec(page_size=SIZE))
     pages = (np.zeros(4, np.int32),)
     lowered = shift_pages.lower(cache, pages, pages, config=config, distance=SIZE)
-    assert lowered.compile().memory_analysis().temp_size_in_bytes < cache.groups[0].nbytes / 20
+    assert (
+        lowered.compile().memory_analysis().temp_size_in_bytes < cache.groups[0].values.nbytes / 20
+    )

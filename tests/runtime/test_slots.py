@@ -203,7 +203,7 @@ def test_row_that_has_ended_writes_nothing_and_draws_nothing():
     assert counts.tolist() == [1, STEPS, 0, 0]
     assert np.asarray(done)[:2].tolist() == [True, False]
     for slot, written in ((0, 4), (1, 3 + STEPS)):
-        page = np.asarray(device.cache.groups[0][:, device.tables[0][slot, 0]])
+        page = np.asarray(device.cache.groups[0].values[:, device.tables[0][slot, 0]])
         assert np.isfinite(page[..., :written, :]).all()
         assert np.isnan(page[..., written:, :]).all()
 
@@ -273,12 +273,12 @@ def test_copy_group_pages_copies_within_one_group_and_drops_padding():
     cache = ij.init_cache(model.config, num_pages=9, exec=EXEC)
     rng = np.random.default_rng(0)
     cache = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape).astype(x.dtype)), cache)
-    before = [np.array(pool) for pool in cache.groups]
+    before = [np.array(pool.values) for pool in cache.groups]
     assert len(before) == 2
     given = cache
     source, target = np.array([3, 5, 7, 2], np.int32), np.array([4, 0, -1, 8], np.int32)
     cache = slots.copy_group_pages(cache, source, target, group=1)
     before[1][:, [4, 8]] = before[1][:, [3, 2]]
     for pool, want in zip(cache.groups, before, strict=True):
-        np.testing.assert_array_equal(pool, want)
-    assert given.groups[1].is_deleted()
+        np.testing.assert_array_equal(pool.values, want)
+    assert given.groups[1].values.is_deleted()
