@@ -7,6 +7,7 @@ from inferjax.engine import Completion, Delta, Engine, EngineConfig
 from inferjax.errors import InferjaxError
 from inferjax.generation import stream
 from inferjax.kv.cache import KVCache, init_cache
+from inferjax.models.quantized import dequantize, quantize
 from inferjax.runtime.arguments import raise_for_status
 from inferjax.runtime.beam import beam_search
 from inferjax.runtime.beam_rules import Beams
@@ -47,6 +48,7 @@ __all__ = [
     "beam_search",
     "classify",
     "decode",
+    "dequantize",
     "embed",
     "extend",
     "forward",
@@ -58,6 +60,7 @@ __all__ = [
     "make_inputs",
     "make_sampling",
     "prefill",
+    "quantize",
     "raise_for_status",
     "release",
     "sample",

@@ -32,6 +32,7 @@ class Plan:
 
     source: str
     dtype: str | None = None
+    quantize: str | None = None
     cache_dir: Path
     rounds: int = 3
 
@@ -71,7 +72,8 @@ def table(result: dict[str, Any]) -> str:
     warm = result["rows"][-1]
     lines = [
         f"{result['file_bytes'] / 1e6:,.0f} MB of files become {warm['stays_bytes'] / 1e6:,.0f} MB "
-        f"of weights; jax itself takes {warm['base_bytes'] / 1e6:,.0f} MB",
+        f"of weights, {warm['resident_bytes'] / 1e6:,.0f} MB resident beside the "
+        f"{warm['base_bytes'] / 1e6:,.0f} MB that jax itself takes",
         "files  seconds   MB/s  read s  write s  limit/seconds  peak MB  peak/stays",
     ]
     for row in result["rows"]:
@@ -101,7 +103,7 @@ def _measure_once(plan: Plan, path: str, files: Sequence[Path], *, cold: bool) -
 
 def _load_apart(plan: Plan, path: str) -> dict[str, float]:
     command = [sys.executable, "-m", "inferjax.bench.load_process"]
-    command += [path, plan.dtype or "", str(plan.cache_dir)]
+    command += [path, plan.dtype or "", plan.quantize or "", str(plan.cache_dir)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         last = " ".join(done.stderr.strip().splitlines()[-3:]) or "it said nothing"

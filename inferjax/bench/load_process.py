@@ -1,8 +1,10 @@
 """Loads a model in a process of its own, which prints how long it took and how much memory.
 
-`python -m inferjax.bench.load_process SOURCE DTYPE CACHE_DIR`; a DTYPE of "" is the default.
+`python -m inferjax.bench.load_process SOURCE DTYPE QUANTIZE CACHE_DIR`; "" is the default of the
+second and third.
 """
 
+import gc
 import json
 import resource
 import sys
@@ -10,8 +12,11 @@ import time
 from pathlib import Path
 
 
-def main(source: str, dtype: str, cache_dir: str) -> dict[str, float]:
-    """Load a model and return seconds and bytes; what jax itself takes is `base_bytes`."""
+def main(source: str, dtype: str, quantize: str, cache_dir: str) -> dict[str, float]:
+    """Load a model and return seconds and bytes; what jax itself takes is `base_bytes`.
+
+    `resident_bytes` is what the process has in memory afterwards beside that.
+    """
     import jax
 
     from inferjax.checkpoint.load import load
@@ -19,11 +24,14 @@ def main(source: str, dtype: str, cache_dir: str) -> dict[str, float]:
     jax.block_until_ready(jax.numpy.zeros(3))
     base = _reset_peak()
     start = time.perf_counter()
-    model = load(source, dtype=dtype or None, cache_dir=Path(cache_dir))
+    model = load(source, dtype=dtype or None, quantize=quantize or None, cache_dir=Path(cache_dir))
     jax.block_until_ready(model.params)
+    seconds = time.perf_counter() - start
+    gc.collect()
     return {
-        "seconds": time.perf_counter() - start,
+        "seconds": seconds,
         "base_bytes": base,
+        "resident_bytes": _memory("VmRSS") - base,
         "peak_bytes": _memory("VmHWM") - base,
         "stays_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(model.params)),
     }
@@ -49,4 +57,4 @@ def _memory(name: str) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:4])))
+    print(json.dumps(main(*sys.argv[1:5])))

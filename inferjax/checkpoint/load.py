@@ -82,6 +82,23 @@ def load(
     return model
 
 
+def arrays_dtype(source: str | Path, *, cache_dir: Path | None = None) -> str:
+    """Return the dtype that holds what a checkpoint has beside codes, without loss.
+
+    A GGUF file of blocks does not say; its norms and biases are float32.
+    """
+    path = find_model(source, cache_dir, progress=False)
+    with readable(path):
+        if is_saved(path):
+            return read_saved_config(path)[0].dtype
+        checkpoint = open_checkpoint(path)
+        try:
+            blocks = any(entry.codes for entry in checkpoint.file.entries.values())
+            return "float32" if checkpoint.gguf and blocks else checkpoint.config().dtype
+        finally:
+            checkpoint.file.close()
+
+
 def _load_stored(
     path: Path, dtype: Any, mode: Mode, progress: bool, max_context: int | None
 ) -> Model:

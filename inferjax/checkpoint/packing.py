@@ -47,6 +47,7 @@ class Packing:
                 group=how.group,
                 minimum=how.minimum,
                 scale_dtype=how.scale_dtype,
+                permuted=how.order is not None,
             )
         return PackedForm(
             format=how.format, group=how.group, minimum=how.minimum, activations=how.activations
@@ -82,6 +83,8 @@ def read_packed(
     """
     empty = abstract_leaf(packing.spec, packing.form)
     leaf = jax.tree.map(lambda array: aligned_zeros(array.shape, array.dtype), empty)
+    if isinstance(packing.how, CodeLayout) and packing.how.order is not None:
+        np.copyto(leaf.permutation, np.frombuffer(packing.how.order, np.int32))
     for part, columns in zip(parts, packing.columns or (), strict=True):
         if columns is None:
             continue

@@ -10,6 +10,7 @@ from inferjax.checkpoint.orbax import write_orbax
 from inferjax.checkpoint.replace import replacing
 from inferjax.errors import UnsupportedConfig
 from inferjax.models.params import check_params
+from inferjax.models.quantized import check_arrays
 from inferjax.tokenizer import save_tokenizer
 
 FORMATS = ("orbax", "safetensors")
@@ -26,17 +27,21 @@ def save(
 ) -> Path:
     """Save config, weights and tokenizer in the folder `path`, which `load` reads.
 
-    "orbax" keeps the weights as they are in memory; "safetensors" writes what Hugging Face tools
-    load, in files of at most about `shard_bytes`. An interrupted save leaves what was at `path`.
-    Weights from elsewhere go in by `dataclasses.replace(model, params=...)`.
+    "orbax" keeps the weights as they are in memory, packed ones bit for bit. "safetensors" writes
+    what Hugging Face tools load, in files of at most about `shard_bytes`; it has no form for packed
+    weights, which are refused: `dequantize` makes arrays of them. An interrupted save leaves what
+    was at `path`. Weights from elsewhere go in by `dataclasses.replace(model, params=...)`.
 
     Raises: CheckpointError if `path` exists without `overwrite`, or cannot be written; ShapeError
-      if the weights do not belong to the config.
+      if the weights do not belong to the config; UnsupportedConfig for packed weights as
+      safetensors.
     """
     if format not in FORMATS:
         raise UnsupportedConfig(f"format={format!r}", fix=f"use one of {', '.join(FORMATS)}")
     path = Path(path).expanduser()
     check_params(model.params, model.config)
+    if format == "safetensors":
+        check_arrays(model.params)
     jax.block_until_ready(model.params)
     with replacing(path, overwrite=overwrite) as folder:
         if model.tokenizer is not None:

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from inferjax.cli.setup import EXIT_OK, cache_folder, show_progress
+from inferjax.cli.options import add_quantize_argument
+from inferjax.cli.setup import EXIT_OK, cache_folder, show_progress, warnings_in_a_line
 from inferjax.errors import InvalidInput
 
 
@@ -23,8 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
-        help="dtype of the written weights (default: the checkpoint's)",
+        help="dtype of the weights that are written as arrays (default: the checkpoint's)",
     )
+    add_quantize_argument(parser)
     parser.add_argument(
         "--shard-bytes", default="5GB", metavar="N", help="largest file, such as 500MB or 5GB"
     )
@@ -34,14 +36,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load the source and save it."""
-    from inferjax.checkpoint.load import config_only, load
+    from inferjax.checkpoint.load import load
     from inferjax.checkpoint.save import save
 
     began, shard_bytes = time.perf_counter(), parse_size(args.shard_bytes)
     progress = show_progress(quiet=args.json)
-    # On a CPU `load` would widen to float32 by itself, which is for computing.
-    dtype = args.dtype or config_only(args.source, cache_dir=cache_folder()).dtype
-    model = load(args.source, dtype=dtype, progress=progress, cache_dir=cache_folder())
+    quantize = _quantize(args)
+    dtype = args.dtype or _stored_dtype(args.source, packed=quantize != "none")
+    with warnings_in_a_line():
+        model = load(
+            args.source,
+            dtype=dtype,
+            quantize=quantize,
+            progress=progress,
+            cache_dir=cache_folder(),
+        )
     path = save(
         model,
         args.destination,
@@ -50,17 +59,45 @@ def run(args: argparse.Namespace) -> int:
         shard_bytes=shard_bytes,
         progress=progress,
     )
-    report = _report(path, args.format, dtype, time.perf_counter() - began)
+    report = _report(path, model, args.format, dtype, time.perf_counter() - began)
     print(json.dumps(report) if args.json else _sentence(report))
     return EXIT_OK
 
 
-def _report(path: Path, form: str, dtype: str, seconds: float) -> dict[str, Any]:
+def _quantize(args: argparse.Namespace) -> str:
+    """Return how weights are packed on the way: as they are stored, if the format can hold that.
+
+    Raises: InvalidInput for a format that cannot.
+    """
+    if args.format == "orbax":
+        return args.quantize or ("none" if args.dtype else "native")
+    if args.quantize not in (None, "none"):
+        raise InvalidInput(
+            f"--quantize {args.quantize} with --format {args.format}",
+            why="Hugging Face's safetensors folder holds arrays",
+            fix="add --format orbax",
+        )
+    return "none"
+
+
+def _stored_dtype(source: str, *, packed: bool) -> str:
+    """Return the dtype of the checkpoint: on a CPU `load` would widen to float32, to compute."""
+    from inferjax.checkpoint.load import arrays_dtype, config_only
+
+    if packed:
+        return arrays_dtype(source, cache_dir=cache_folder())
+    return config_only(source, cache_dir=cache_folder()).dtype
+
+
+def _report(path: Path, model: Any, form: str, dtype: str, seconds: float) -> dict[str, Any]:
+    from inferjax.models.quantized import packed_formats
+
     files = [file for file in path.rglob("*") if file.is_file()]
     return {
         "path": str(path),
         "format": form,
         "dtype": dtype,
+        "packed": packed_formats(model.params),
         "num_files": len(files),
         "num_bytes": sum(file.stat().st_size for file in files),
         "seconds": round(seconds, 2),
@@ -69,7 +106,8 @@ def _report(path: Path, form: str, dtype: str, seconds: float) -> dict[str, Any]
 
 def _sentence(report: dict[str, Any]) -> str:
     return (
-        f"{report['path']}: {report['format']}, {report['dtype']}, {report['num_files']} files, "
+        f"{report['path']}: {', '.join([report['format'], report['dtype'], *report['packed']])}, "
+        f"{report['num_files']} files, "
         f"{report['num_bytes'] / 1e6:,.1f} MB, written in {report['seconds']:.1f} s"
     )
 

@@ -68,6 +68,33 @@ NOT_ENGINE_FLAGS = {
 }
 
 
+# What `load` takes as `quantize`; a test compares it with the schemes.
+QUANTIZE = (
+    "int4",
+    "int4-g64",
+    "int4-g128",
+    "int8",
+    "int8-g128",
+    "int8-w8a8",
+    "fp8",
+    "bfloat16",
+    "float16",
+    "float32",
+    "native",
+    "none",
+)
+
+
+def add_quantize_argument(parser: Any) -> None:
+    """Add the flag that says how weights are packed."""
+    parser.add_argument(
+        "--quantize",
+        metavar="SCHEME",
+        help=f"pack the weights of products: {', '.join(QUANTIZE)} (default: native, what the "
+        "checkpoint holds; none with --dtype)",
+    )
+
+
 def add_engine_fields(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `EngineConfig`."""
     from inferjax.engine.config import EngineConfig

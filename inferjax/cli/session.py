@@ -7,9 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from inferjax.cli.options import SAMPLING_HELP, add_fields, from_fields
+from inferjax.cli.options import SAMPLING_HELP, add_fields, add_quantize_argument, from_fields
 from inferjax.cli.reply import Reply, collect
-from inferjax.cli.setup import cache_folder, keep_compiled_programs, show_progress
+from inferjax.cli.setup import (
+    cache_folder,
+    keep_compiled_programs,
+    show_progress,
+    warnings_in_a_line,
+)
 from inferjax.errors import TokenizerError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -25,8 +30,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"catalog name, checkpoint folder or .gguf file (default {DEFAULT_MODEL})",
     )
     group.add_argument(
-        "--dtype", choices=["float32", "bfloat16", "float16"], help="dtype of the weights"
+        "--dtype",
+        choices=["float32", "bfloat16", "float16"],
+        help="dtype of the weights that are arrays",
     )
+    add_quantize_argument(group)
 
 
 def add_exec_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,12 +49,14 @@ def load_model(args: argparse.Namespace, *, quiet: bool = False) -> Any:
     """Load the model that the flags name, from the cache folder if it is in the catalog."""
     from inferjax.checkpoint.load import load
 
-    return load(
-        args.model,
-        dtype=args.dtype,
-        progress=show_progress(quiet=quiet),
-        cache_dir=cache_folder(),
-    )
+    with warnings_in_a_line():
+        return load(
+            args.model,
+            dtype=args.dtype,
+            quantize=args.quantize,
+            progress=show_progress(quiet=quiet),
+            cache_dir=cache_folder(),
+        )
 
 
 def exec_from(args: argparse.Namespace) -> Any:

@@ -2,6 +2,9 @@
 
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 EXIT_OK, EXIT_PARTIAL, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -27,3 +30,15 @@ def keep_compiled_programs() -> None:
 def show_progress(*, quiet: bool = False) -> bool:
     """Return whether progress bars make sense: a person watches and no machine reads."""
     return not quiet and sys.stderr.isatty()
+
+
+@contextmanager
+def warnings_in_a_line() -> Iterator[None]:
+    """Show what is warned of on stderr in one line, without the place in the code."""
+
+    def show(message: Warning | str, *_place: object) -> None:
+        print(f"inferjax: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield

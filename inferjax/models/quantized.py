@@ -2,13 +2,16 @@
 
 import dataclasses
 import functools
+from collections import Counter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import keystr
 from jaxtyping import Array
 
 from inferjax.config import ModelConfig
+from inferjax.errors import UnsupportedConfig
 from inferjax.models.params import ArraySpec, check_params, param_spec
 from inferjax.params import Params
 from inferjax.quant.fake import rounded_straight_through
@@ -120,7 +123,8 @@ def abstract_leaf(spec: ArraySpec, form: PackedForm) -> PackedLeaf:
         )
 
     matrix = jax.eval_shape(packed)
-    order = jax.ShapeDtypeStruct((matrix.num_in,), jnp.int32) if form.permuted else None
+    stack = spec.shape[: spec.num_batch_axes]
+    order = jax.ShapeDtypeStruct((*stack, matrix.num_in), jnp.int32) if form.permuted else None
     return PackedLeaf(
         matrix=matrix,
         permutation=order,
@@ -129,6 +133,26 @@ def abstract_leaf(spec: ArraySpec, form: PackedForm) -> PackedLeaf:
         num_batch_axes=spec.num_batch_axes,
         activations=form.activations,
     )
+
+
+def packed_formats(params: Params) -> list[str]:
+    """Return the formats of packed weights, the one of most weights first."""
+    leaves = [leaf for leaf in jax.tree.leaves(params, is_leaf=is_packed) if is_packed(leaf)]
+    return [name for name, _ in Counter(leaf.matrix.format for leaf in leaves).most_common()]
+
+
+def check_arrays(params: Params) -> None:
+    """Refuse packed weights where only arrays have a meaning.
+
+    Raises: UnsupportedConfig naming the first.
+    """
+    for path, leaf in jax.tree.leaves_with_path(params, is_leaf=is_packed):
+        if is_packed(leaf):
+            raise UnsupportedConfig(
+                f"params{keystr(path)} is packed as {leaf.matrix.format}",
+                why="Hugging Face's tensors are arrays",
+                fix="use dequantize(params), which are float32, or load with quantize='none'",
+            )
 
 
 def dequantize(params: Params) -> Params:

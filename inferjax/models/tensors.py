@@ -16,6 +16,7 @@ from inferjax.config import ModelConfig
 from inferjax.errors import ShapeError
 from inferjax.models.family import model_sources
 from inferjax.models.params import ArraySpec, param_spec
+from inferjax.models.quantized import check_arrays
 from inferjax.models.registry import family_named
 from inferjax.models.sources import Source
 from inferjax.params import Params
@@ -41,12 +42,15 @@ def tensors_from_params(config: ModelConfig, params: Params) -> dict[str, Array]
     """Return the tensors that `params_from_tensors` makes the same weights of.
 
     Values that the model never reads are zero.
+
+    Raises: UnsupportedConfig for packed weights.
     """
     return dict(iterate_tensors(config, params))
 
 
 def iterate_tensors(config: ModelConfig, params: Params) -> Iterator[tuple[str, Array]]:
     """Yield the tensors one after the other, so that few of them exist at a time."""
+    check_arrays(params)
     treedef = jax.tree.structure(param_spec(config), is_leaf=_is_spec)
     sources = _sources(config, treedef)
     remaining = Counter(tensor.name for source in sources for tensor in source.tensors)

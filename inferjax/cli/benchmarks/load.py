@@ -20,7 +20,11 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from inferjax.bench import load
 
     plan = load.Plan(
-        source=args.model, dtype=args.dtype, cache_dir=cache_folder(), rounds=args.rounds
+        source=args.model,
+        dtype=args.dtype,
+        quantize=args.quantize,
+        cache_dir=cache_folder(),
+        rounds=args.rounds,
     )
     result = load.measure(plan)
     return result, load.table(result)
