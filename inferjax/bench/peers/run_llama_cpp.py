@@ -78,7 +78,8 @@ def convert(source: str, target: str, kind: str) -> None:
 def main(shape: dict) -> dict:
     """Measure every shape."""
     lib.llama_backend_init()
-    lib.llama_log_set(lib.llama_log_callback(lambda *_: None), None)
+    silent = lib.llama_log_callback(lambda *_: None)  # lives as long as the library calls it
+    lib.llama_log_set(silent, None)
     if shape["weights"] in QUANTIZED:
         convert(shape["model"], shape["scratch"], shape["weights"])
         shape = {**shape, "model": shape["scratch"]}
