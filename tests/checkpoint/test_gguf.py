@@ -11,7 +11,7 @@ from gguf.quants import dequantize as reference_dequantize
 from make_files import gguf_pair, gguf_string, gguf_tensor, make_gguf, u32, u64
 
 from inferjax.checkpoint.gguf import MAX_ALIGNMENT, open_gguf
-from inferjax.checkpoint.gguf_blocks import BLOCKS, UNREAD, dequantize
+from inferjax.checkpoint.gguf_blocks import BLOCKS, UNREAD, dequantize, unpack_rows
 from inferjax.errors import CheckpointError
 
 NUM_BLOCKS = 8193  # one block more than a chunk of the types with 32 elements
@@ -75,6 +75,24 @@ def test_blocks_with_edge_scales_equal_the_reference(number, payload):
         blocks[:, field : field + 2] = values[:, None].view(np.uint8)
     raw = blocks.reshape(-1)
     assert_same_bits(dequantize(kind, raw), reference(number, raw, kind))
+
+
+@pytest.mark.parametrize("number", QUANTIZED, ids=lambda number: BLOCKS[number].name)
+def test_codes_are_in_their_range_and_stand_for_the_reference_s_values(number):
+    kind = BLOCKS[number]
+    rng, row = np.random.default_rng(number), 3 * kind.block_len
+    blocks = rng.integers(0, 256, (15, kind.block_bytes), np.uint8)
+    for field in HALVES[number]:
+        blocks[:, field : field + 2] = rng.normal(size=(15, 1)).astype(np.float16).view(np.uint8)
+    stored = unpack_rows(kind, blocks.reshape(-1), row)
+    layout = stored.layout
+    assert layout == kind.layout
+    assert stored.codes.shape == (5, row)
+    assert stored.scales.shape == (5, row // layout.group)
+    assert stored.scales.dtype == layout.scale_dtype
+    low, high = (-128, 127) if layout.format == "int8" else (0, 15) if layout.minimum else (-8, 7)
+    assert low <= stored.codes.min() < stored.codes.max() <= high
+    assert_same_bits(stored.values().reshape(-1), reference(number, blocks.reshape(-1), kind))
 
 
 def test_every_exponent_of_mxfp4_equals_the_reference():
@@ -162,6 +180,25 @@ def test_file_of_the_reference_writer_reads_back(tmp_path, alignment):
     assert file.read("BF16").dtype == ml_dtypes.bfloat16
     assert file.entries["Q4_K"].dtype == "q4_k"
     assert file.read("Q4_K").dtype == np.float32
+
+
+def test_codes_of_a_file_are_rows_of_its_tensors(tmp_path):
+    arrays = write_reference_file(tmp_path / "m.gguf")
+    file = open_gguf(tmp_path / "m.gguf")
+    for name, values in arrays.items():
+        layout = file.entries[name].codes
+        if layout is None:
+            with pytest.raises(ValueError, match="no rows of codes"):
+                next(file.codes(name))
+            continue
+        rows = np.concatenate([stored.values() for stored in file.codes(name)])
+        np.testing.assert_array_equal(rows, values)
+        width = values.shape[1]
+        [last] = file.codes(name, width * (len(values) - 1), width)
+        np.testing.assert_array_equal(last.values(), values[-1:])
+        with pytest.raises(ValueError, match="no rows of codes"):
+            next(file.codes(name, 1, width))
+    assert {file.entries[name].codes is None for name in ("plain", "half", "BF16")} == {True}
 
 
 def test_metadata_of_the_reference_writer_reads_back(tmp_path):
