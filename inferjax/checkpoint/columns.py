@@ -16,7 +16,7 @@ from inferjax.models.gguf_format import Stored
 from inferjax.models.params import ArraySpec
 from inferjax.quant.leaf import as_matrix
 
-Columns = Int32[np.ndarray, " rows"]
+Columns = Int32[np.ndarray, " _"]
 
 
 def find_columns(

@@ -34,6 +34,8 @@ SMALL_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "modules.json",
+    "quantize_config.json",
+    "quant_config.json",
     INDEX_NAME,
 )
 _MODULE_CONFIG = re.compile(r"\d+_\w+/config\.json")

@@ -12,6 +12,7 @@ import numpy as np
 from inferjax.checkpoint.opened import Checkpoint
 from inferjax.checkpoint.packing import Packing
 from inferjax.checkpoint.planning import Mode, Planner
+from inferjax.checkpoint.quantized_file import is_idle_bias
 from inferjax.checkpoint.tensor_file import quoted
 from inferjax.config import ModelConfig
 from inferjax.errors import CheckpointError
@@ -159,7 +160,8 @@ def _is_known(checkpoint: Checkpoint, name: str, config: ModelConfig) -> bool:
         return name in checkpoint.gguf.ignored_tensors
     prefix = checkpoint.family.base_prefix
     full = name if name.startswith((prefix, "lm_head.", "score.")) else prefix + name
-    return (full == _HEAD and config.tied) or skips_tensor(checkpoint.family, full, config)
+    superfluous = skips_tensor(checkpoint.family, full, config)
+    return (full == _HEAD and config.tied) or superfluous or is_idle_bias(checkpoint.file, name)
 
 
 def _check_tied(checkpoint: Checkpoint, config: ModelConfig) -> None:

@@ -17,6 +17,7 @@ from inferjax.checkpoint.hub_files import parse_hub_id
 from inferjax.checkpoint.json_file import read_object
 from inferjax.checkpoint.orbax import is_saved, read_saved_config
 from inferjax.checkpoint.pooling import MODULES_NAME, read_pooling
+from inferjax.checkpoint.quantized_file import unquantized
 from inferjax.checkpoint.replace import previous_of
 from inferjax.checkpoint.safetensors import open_safetensors
 from inferjax.checkpoint.tensor_file import TensorFile
@@ -26,11 +27,14 @@ from inferjax.models.family import Family, model_sources, read_config
 from inferjax.models.gguf_config import hf_config, read_pooling_type
 from inferjax.models.gguf_format import GgufFormat, Part, Stored
 from inferjax.models.gguf_tensors import find_tensor
+from inferjax.models.quantization_config import KEY as QUANTIZATION_KEY
 from inferjax.models.registry import family_for, gguf_family_for
 from inferjax.models.sources import Tensor
 from inferjax.tokenizer import Tokenizer, tokenizer_from_directory, tokenizer_from_gguf
 
 CONFIG_NAME = "config.json"
+# Written by AutoGPTQ and by AutoAWQ before config.json said the same, without naming the method.
+QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +135,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     file = open_safetensors(path)
     raw = read_config_file(path if path.is_dir() else path.parent)
     family = family_for(raw.get("model_type"), raw.get("architectures"))
-    return Checkpoint(path=path, file=file, family=family, raw=raw)
+    return Checkpoint(path=path, file=unquantized(file, raw, family), family=family, raw=raw)
 
 
 def read_model_config(path: Path) -> ModelConfig:
@@ -146,7 +150,7 @@ def read_model_config(path: Path) -> ModelConfig:
 
 
 def read_config_file(folder: Path) -> dict[str, Any]:
-    """Read config.json.
+    """Read config.json, and the older file beside it that says how the weights are quantized.
 
     Raises: CheckpointError if it is missing, oversized, too deep, or no JSON object.
     """
@@ -157,7 +161,19 @@ def read_config_file(folder: Path) -> dict[str, Any]:
             why="weights alone do not say which model they are",
             fix="put the checkpoint's config.json beside its weights",
         )
-    return read_object(path)
+    raw = read_object(path)
+    if raw.get(QUANTIZATION_KEY) is None:
+        raw |= _quantization_beside(folder)
+    return raw
+
+
+def _quantization_beside(folder: Path) -> dict[str, Any]:
+    """Return how the weights are quantized as older tools say it, in a file of their own."""
+    for name, method in QUANTIZATION_FILES.items():
+        path = folder / name
+        if path.is_file():
+            return {QUANTIZATION_KEY: {"quant_method": method} | read_object(path)}
+    return {}
 
 
 def read_tokenizer(path: Path, gguf: Mapping[str, object] | None = None) -> Tokenizer | None:

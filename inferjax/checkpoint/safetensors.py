@@ -40,7 +40,7 @@ MIN_JSON_BYTES = 4 * 2**20
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
-# Name in the file -> (our name, bits per element). Only `_WEIGHTS` are read.
+# Name in the file -> (our name, bits per element). Only `_READ` are read.
 _DTYPES = {
     "F32": ("float32", 32),
     "F16": ("float16", 16),
@@ -69,6 +69,8 @@ _WEIGHTS = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
+# Words of packed codes are read too, but are no weights.
+_READ = _WEIGHTS | {"int32": np.dtype(np.int32)}
 _SHARD_NAME = re.compile(r"[\w+=. -]{1,200}\.safetensors", re.ASCII)
 
 
@@ -296,14 +298,14 @@ def _decode(
     tensor: StoredTensor, raw: UInt8[np.ndarray, " bytes"]
 ) -> Shaped[np.ndarray, " elements"]:
     dtype = tensor.entry.dtype
-    if dtype not in _WEIGHTS:
+    if dtype not in _READ:
         _fail(
             tensor.path,
             f"holds tensor {quoted(tensor.entry.name)} as {dtype}, which is not read as a weight",
             f"weights are {', '.join(_WEIGHTS)}",
             fix="convert the checkpoint to one of these",
         )
-    return raw.view(_WEIGHTS[dtype])
+    return raw.view(_READ[dtype])
 
 
 def _fail(path: Path, what: str, why: str = "", fix: str = "") -> NoReturn:

@@ -22,13 +22,15 @@ class CodeLayout:
     """How a row is stored: `code * scale + minimum`, scale and minimum being those of its group.
 
     Codes are int8 values, or int4: -8 to 7 without minimums, 0 to 15 with. `group` 0 is the whole
-    row. `scale_dtype` is that of scales and minimums.
+    row. `scale_dtype` is that of scales and minimums. `order` has int32 numbers: code i of a row is
+    input `order[i]`, where groups are no runs of inputs; None is their own order.
     """
 
     format: Literal["int4", "int8"]
     group: int
     minimum: bool = False
     scale_dtype: Literal["float16", "float32"] = "float32"
+    order: bytes | None = None
 
     @property
     def bits_per_weight(self) -> float:
@@ -47,7 +49,7 @@ class StoredCodes:
     minimums: Float[np.ndarray, "rows groups"] | None = None
 
     def values(self) -> Float32[np.ndarray, "rows in"]:
-        """Return what the codes stand for; a group that is not finite gives no warning."""
+        """Return what the codes stand for, in their order; NaN and infinity give no warning."""
         group, num_in = self.layout.group or max(self.codes.shape[1], 1), self.codes.shape[1]
         out = self.codes.astype(np.float32)
         with np.errstate(all="ignore"):
@@ -81,7 +83,8 @@ def narrowest(layouts: Iterable[CodeLayout]) -> CodeLayout | None:
     if len(distinct) == 1:
         return distinct.pop()
     group = math.gcd(*(layout.group for layout in distinct))
-    if group % 8:
+    orders = {layout.order for layout in distinct}
+    if group % 8 or len(orders) > 1:
         return None
     minimum = any(layout.minimum for layout in distinct)
     format = "int8" if any(layout.format == "int8" for layout in distinct) else "int4"
@@ -93,6 +96,7 @@ def narrowest(layouts: Iterable[CodeLayout]) -> CodeLayout | None:
         group=group,
         minimum=minimum,
         scale_dtype="float16" if narrow else "float32",
+        order=orders.pop(),
     )
 
 

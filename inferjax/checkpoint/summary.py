@@ -22,11 +22,13 @@ from inferjax.checkpoint.opened import (
     read_tokenizer,
 )
 from inferjax.checkpoint.orbax import is_saved, read_saved_config
+from inferjax.checkpoint.quantized_file import unquantized
 from inferjax.checkpoint.safetensors import open_safetensors
 from inferjax.checkpoint.tensor_file import TensorEntry, TensorFile
 from inferjax.config import ModelConfig
 from inferjax.errors import InferjaxError
 from inferjax.models.family import Family, read_config
+from inferjax.models.quantization_config import read_quantization
 from inferjax.models.registry import family_for
 
 _MAX_PROBLEMS = 50
@@ -36,8 +38,9 @@ _MAX_PROBLEMS = 50
 class Summary:
     """What is known of a checkpoint; one without `problems` can be loaded.
 
-    `stored` counts tensors by their dtype. `tokenizer` and `chat_template` tell whether there is
-    one. What is beside the point of a problem, such as `model` for an unknown family, is None.
+    `stored` counts tensors by their dtype, and `quantization` says in words how layers of integers
+    are stored. `tokenizer` and `chat_template` tell whether there is one. What is beside the point
+    of a problem, such as `model` for an unknown family, is None.
     """
 
     path: str
@@ -46,6 +49,7 @@ class Summary:
     problems: tuple[str, ...] = ()
     model: ModelFacts | None = None
     stored: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    quantization: str | None = None
     tokenizer: bool = False
     chat_template: bool = False
 
@@ -79,15 +83,21 @@ def summarize(path: Path) -> Summary:
         return _summarize_gguf(gguf, problems)
     file = problems.attempt(lambda: open_safetensors(path))
     raw = problems.attempt(lambda: read_config_file(path if path.is_dir() else path.parent))
-    family, config = None, None
+    family, config, stored = None, None, None
     if raw is not None:
         family = problems.attempt(
             lambda: family_for(raw.get("model_type"), raw.get("architectures"))
         )
+        stored = problems.attempt(lambda: read_quantization(raw))
     if raw is not None and family is not None:
-        config = _compare(path, file, family, raw, problems)
-    tokens = _tokenizer(problems, path, None)
-    return _summary(path, "safetensors", problems, config, file, **tokens)
+        opened = file
+        weights = opened and problems.attempt(lambda: unquantized(opened, raw, family))
+        # Without them, tensors have other names and shapes, which is all the same problem.
+        config = _compare(path, weights, family, raw, problems)
+        file = weights or file
+    facts: Any = _tokenizer(problems, path, None)
+    facts["quantization"] = stored and stored.label
+    return _summary(path, "safetensors", problems, config, file, **facts)
 
 
 def summarize_hub(hub_id: HubId, *, hub: Hub | None = None) -> Summary:
@@ -99,9 +109,10 @@ def summarize_hub(hub_id: HubId, *, hub: Hub | None = None) -> Summary:
     problems = _Problems()
     files = problems.attempt(lambda: needed_files(hub_id, listing.files)) or []
     num_bytes = sum(listing.files[name] or 0 for name in files if _is_weights(Path(name)))
-    config = None
+    config, stored = None, None
     if (folder / "config.json").is_file():
         raw = problems.attempt(lambda: read_config_file(folder)) or {}
+        stored = problems.attempt(lambda: read_quantization(raw))
         family = problems.attempt(
             lambda: family_for(raw.get("model_type"), raw.get("architectures"))
         )
@@ -113,6 +124,7 @@ def summarize_hub(hub_id: HubId, *, hub: Hub | None = None) -> Summary:
         num_bytes=num_bytes,
         problems=tuple(problems.texts),
         model=None if config is None else model_facts(config),
+        quantization=stored and stored.label,
         **tokens,
     )
 
@@ -148,8 +160,6 @@ def _compare(
     gguf = checkpoint.gguf if checkpoint else None
     checkpoint = Checkpoint(path=path, file=file, family=family, raw=raw, gguf=gguf)
     config = problems.attempt(checkpoint.config) or config
-    if any("quantized" in text for text in problems.texts):
-        return config  # its tensors have other names and shapes, which is all the same problem
     before = len(problems.texts)
     problems.attempt(lambda: check_size(checkpoint, config))
     if len(problems.texts) == before:
@@ -202,7 +212,7 @@ def _summary(
     problems: _Problems,
     config: ModelConfig | None,
     file: TensorFile | None,
-    **found: bool,
+    **found: Any,
 ) -> Summary:
     entries: Mapping[str, TensorEntry] = {} if file is None else file.entries
     if file is not None:

@@ -10,6 +10,7 @@ from inferjax.models.gguf_format import GgufFormat
 from inferjax.models.gguf_format import Transform as Transform
 from inferjax.models.hf import ConfigReader, read_common, read_labels
 from inferjax.models.ignored_keys import IGNORED_KEYS
+from inferjax.models.quantization_config import read_quantization
 from inferjax.models.sources import plain
 from inferjax.params import Params
 
@@ -47,10 +48,12 @@ def read_config(
     """Turn a Hugging Face config into facts; `max_context` overrides the declared context.
 
     Raises: UnsupportedConfig naming every key or value that is not understood; UnsupportedModel for
-      another task than prediction, classification or embedding, or quantized weights.
+      another task than prediction, classification or embedding, or weights that are quantized in a
+      way that is not read.
     """
     reader = ConfigReader(raw, ignored=IGNORED_KEYS | family.ignored_keys, max_context=max_context)
     head = read_common(reader, family.architectures)
+    read_quantization(raw)
     config = family.config(reader)
     labels = read_labels(reader) if head == "labels" else ()
     reader.finish()

@@ -202,7 +202,7 @@ Head = Literal["vocabulary", "labels", "none"]
 def read_common(reader: ConfigReader, architectures: Sequence[str]) -> Head:
     """Check what is common to all configs, and return which head the checkpoint has.
 
-    Raises: UnsupportedModel if the checkpoint was saved for an unknown task, or is quantized.
+    Raises: UnsupportedModel if the checkpoint was saved for an unknown task.
     """
     reader.value("model_type")
     given = reader.value("architectures")
@@ -218,7 +218,7 @@ def read_common(reader: ConfigReader, architectures: Sequence[str]) -> Head:
             fix=f"use a checkpoint of {', '.join(known)}",
             key="architectures",
         )
-    _refuse_quantized(reader)
+    reader.value("quantization_config")
     for key in ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"):
         reader.expect(key, False)
     reader.expect("pruned_heads", {})
@@ -246,19 +246,6 @@ def read_labels(reader: ConfigReader) -> tuple[str, ...]:
         reader.refuse("id2label", names, "it must name the labels 0, 1, 2, ...")
     reader.expect("num_labels", count)
     return tuple(str(names[str(i)]) for i in range(count))
-
-
-def _refuse_quantized(reader: ConfigReader) -> None:
-    quantization = reader.value("quantization_config")
-    if quantization is None:
-        return
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    raise UnsupportedModel(
-        f"config.json: the weights are quantized ({str(method)[:40]})",
-        why="quantized safetensors checkpoints are not read yet",
-        fix="use a float32, float16 or bfloat16 checkpoint, or a GGUF file",
-        key="quantization_config",
-    )
 
 
 def read_dtype(reader: ConfigReader) -> str:

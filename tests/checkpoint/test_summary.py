@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from fake_hub import serve
 from make_files import make_gguf
+from make_quantized import Recipe, write_pair
 from safetensors.numpy import save_file
 
 import inferjax as ij
@@ -126,8 +127,24 @@ def test_all_problems_are_told_at_once(folder):
         ij.load(folder)
 
 
-def test_quantized_weights_are_one_problem(folder):
-    change_config(folder, quantization_config={"quant_method": "awq", "bits": 4})
+def test_a_quantized_checkpoint_is_described_in_words(tmp_path, tiny):
+    raw = json.loads((tiny / "llama" / "config.json").read_text())
+    recipe = Recipe(group=16, act_order=True, keep=("v_proj",))
+    found = summarize(write_pair(tmp_path, raw, recipe)[0])
+    assert found.problems == ()
+    assert found.quantization == "gptq, 4 bits, groups of 16, act-order"
+    assert found.stored == {"gptq int4": 18, "float16": 12}
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"quant_method": "hqq", "bits": 4}, "quantized (hqq)"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 16}, "qzeros' is missing"),
+    ],
+)
+def test_quantized_weights_that_are_not_read_are_one_problem(folder, config, text):
+    change_config(folder, quantization_config=config)
 
     def quantize(tensors):
         for name in [name for name in tensors if "proj" in name]:
@@ -136,7 +153,7 @@ def test_quantized_weights_are_one_problem(folder):
 
     rewrite(folder, quantize)
     (problem,) = summarize(folder).problems
-    assert "awq" in problem
+    assert text in problem
     assert summarize(folder).model.architecture == "llama"
 
 
