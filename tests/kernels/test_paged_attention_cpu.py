@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import native
-from pallas_kernels.paged_attention import cpu, paged_attention
+from pallas_kernels.paged_attention import cpu, paged_attention, transforms
 from pallas_kernels.paged_attention.cases import CASES, Case
 from pallas_kernels.unavailable import KernelUnavailable
 from tests.kernels import native_library
@@ -217,7 +217,7 @@ def test_operands_that_do_not_fit_are_refused():
     given = [jnp.asarray(arrays[k]) for k in ("q", "pool", "block_table", "positions", "lengths")]
     call = cpu._attention(1.0, 16, cpu.NO_WINDOW, 0.0, -1, 0)
     q, pool, table, positions, lengths = given
-    factors, sinks = jnp.zeros(cpu.NO_FACTORS, jnp.bfloat16), jnp.zeros((0, 2, 2))
+    factors, sinks = jnp.zeros(transforms.NO_FACTORS, jnp.bfloat16), jnp.zeros((0, 2, 2))
     good = [q, pool, factors, jnp.zeros(3, jnp.int32), table, positions, lengths, sinks]
     call(*good)
     for index, bad, text in (
