@@ -84,7 +84,8 @@ def read_packed(
     empty = abstract_leaf(packing.spec, packing.form)
     leaf = jax.tree.map(lambda array: aligned_zeros(array.shape, array.dtype), empty)
     if isinstance(packing.how, CodeLayout) and packing.how.order is not None:
-        np.copyto(leaf.permutation, np.frombuffer(packing.how.order, np.int32))
+        order = np.frombuffer(packing.how.order, np.int32)
+        np.copyto(leaf.permutation, order.reshape(leaf.permutation.shape))
     for part, columns in zip(parts, packing.columns or (), strict=True):
         if columns is None:
             continue

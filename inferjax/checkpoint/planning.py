@@ -1,13 +1,16 @@
 """Decides for every weight whether it is packed while it is read, and how."""
 
-from collections.abc import Callable, Mapping
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
+import numpy as np
 from jax.tree_util import KeyPath, SequenceKey, keystr
 
 from inferjax.checkpoint.columns import Columns, find_columns
 from inferjax.checkpoint.packing import Packing
-from inferjax.checkpoint.stored_codes import narrowest
+from inferjax.checkpoint.stored_codes import CodeLayout, narrowest
 from inferjax.checkpoint.tensor_file import TensorEntry
 from inferjax.config import ModelConfig
 from inferjax.errors import UnsupportedConfig
@@ -60,12 +63,8 @@ class Planner:
         columns = self._columns(path, spec, reads, build) if any(codes) else None
         if columns is None:
             return None
-        used = [layout for layout, at in zip(codes, columns, strict=True) if at is not None]
-        layouts = [layout for layout in used if layout is not None]
-        layout = narrowest(layouts) if len(layouts) == len(used) else None
-        if layout is None or layout.group > MAX_GROUP or layout.group % 8:
-            return None
-        return Packing(spec, layout, columns)
+        layout = _joint_layout(codes, columns, spec)
+        return None if layout is None else Packing(spec, layout, columns)
 
     def _columns(
         self,
@@ -82,3 +81,36 @@ class Planner:
         if kind not in self._found:
             self._found[kind] = find_columns(reads, build, spec)
         return self._found[kind]
+
+
+def _joint_layout(
+    codes: Sequence[CodeLayout | None], columns: Sequence[Columns | None], spec: ArraySpec
+) -> CodeLayout | None:
+    """Return a layout for all parts of a weight; None if one part is no codes, or none is exact."""
+    used = [(layout, at) for layout, at in zip(codes, columns, strict=True) if at is not None]
+    layouts = [layout for layout, _ in used if layout is not None]
+    plain = [dataclasses.replace(layout, order=None) for layout in layouts]
+    joint = narrowest(plain) if len(layouts) == len(used) else None
+    if joint is None or joint.group > MAX_GROUP or joint.group % 8:
+        return None
+    if not any(layout.order for layout in layouts):
+        return joint
+    order = _joint_order(layouts, [at for _, at in used if at is not None], spec)
+    return None if order is None else dataclasses.replace(joint, order=order)
+
+
+def _joint_order(
+    layouts: Sequence[CodeLayout], columns: Sequence[Columns], spec: ArraySpec
+) -> bytes | None:
+    """Return the orders of a weight's matrices in a row; None where a matrix has two of them."""
+    num_matrices = math.prod(spec.shape[: spec.num_batch_axes])
+    num_columns = max(int(at.max()) for at in columns) + 1
+    orders: dict[int, set[bytes | None]] = {}
+    for layout, at in zip(layouts, columns, strict=True):
+        for matrix in np.unique(at[at >= 0] // (num_columns // num_matrices)):
+            orders.setdefault(int(matrix), set()).add(layout.order)
+    if any(len(found) > 1 for found in orders.values()):
+        return None
+    num_in = math.prod(spec.shape) // num_columns
+    counted = np.arange(num_in, dtype=np.int32).tobytes()
+    return b"".join(orders[matrix].pop() or counted for matrix in range(num_matrices))

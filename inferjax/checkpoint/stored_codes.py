@@ -23,7 +23,8 @@ class CodeLayout:
 
     Codes are int8 values, or int4: -8 to 7 without minimums, 0 to 15 with. `group` 0 is the whole
     row. `scale_dtype` is that of scales and minimums. `order` has int32 numbers: code i of a row is
-    input `order[i]`, where groups are no runs of inputs; None is their own order.
+    input `order[i]`, where groups are no runs of inputs; None is their own order. The layout of a
+    stack of matrices has their orders one after the other.
     """
 
     format: Literal["int4", "int8"]
@@ -83,8 +84,7 @@ def narrowest(layouts: Iterable[CodeLayout]) -> CodeLayout | None:
     if len(distinct) == 1:
         return distinct.pop()
     group = math.gcd(*(layout.group for layout in distinct))
-    orders = {layout.order for layout in distinct}
-    if group % 8 or len(orders) > 1:
+    if group % 8:
         return None
     minimum = any(layout.minimum for layout in distinct)
     format = "int8" if any(layout.format == "int8" for layout in distinct) else "int4"
@@ -96,7 +96,6 @@ def narrowest(layouts: Iterable[CodeLayout]) -> CodeLayout | None:
         group=group,
         minimum=minimum,
         scale_dtype="float16" if narrow else "float32",
-        order=orders.pop(),
     )
 
 

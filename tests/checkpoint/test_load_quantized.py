@@ -5,14 +5,17 @@ import json
 import jax
 import numpy as np
 import pytest
-from make_quantized import Recipe, write_pair
+from make_quantized import Recipe, swap_layer, write_pair
 from numpy.testing import assert_array_equal
 from safetensors.numpy import load_file, save_file
 from test_quantized_file import DOWN, LLAMA, Q
+from tolerances import PARITY_LOGITS_F32
 
+import inferjax as ij
 from inferjax.checkpoint.load import load
 from inferjax.errors import CheckpointError, UnsupportedModel
 from inferjax.models.quantized import dequantize
+from inferjax.quant.leaf import is_packed
 
 QWEN2 = LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 QWEN2 |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": 1}
@@ -64,6 +67,55 @@ def test_weights_equal_those_of_the_dequantized_checkpoint(tmp_path, name, recip
     assert_equal_trees(dequantize(model.params), known.params)
     assert model.config.layers == known.config.layers
     assert model.raw["quantization_config"]["bits"] == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        ("llama", Recipe(act_order=True, symmetric=True, group=40)),
+        ("qwen2", Recipe(method="awq", group=16)),
+        ("qwen3_moe", Recipe(act_order=True, version=2, group=16)),
+    ],
+    ids=["act-order", "awq", "experts"],
+)
+def test_logits_equal_those_of_the_dequantized_weights(tmp_path, name, recipe):
+    packed, plain = (load(folder) for folder in write_pair(tmp_path, MODELS[name], recipe))
+    layer = packed.params.layers[0]
+    products = [layer.attention.wqkv, layer.attention.wo, layer.ffn.w_in, layer.ffn.w_down]
+    assert all(map(is_packed, products))
+    assert all((leaf.permutation is not None) == recipe.act_order for leaf in products)
+    tokens = np.arange(24).reshape(2, 12) * 11 % 320
+    logits = ij.forward(packed.params, packed.config, tokens)
+    wide = ij.forward(plain.params, plain.config, tokens)
+    assert np.abs(logits - wide).max() <= PARITY_LOGITS_F32 * np.std(wide)
+
+
+def test_parts_of_a_product_in_different_orders_are_dequantized(tmp_path):
+    """A leaf is multiplied with one gathered vector: different orders have no packed form."""
+    packed, plain = write_pair(tmp_path, LLAMA, Recipe(act_order=True))
+    other, other_plain = write_pair(tmp_path / "b", LLAMA, Recipe(act_order=True), seed=1)
+    swap_layer(packed, other, Q)
+    swap_layer(plain, other_plain, Q)
+    params = load(packed).params
+    attention = params.layers[0].attention
+    assert not is_packed(attention.wqkv)
+    assert is_packed(attention.wo)
+    assert_equal_trees(dequantize(params), load(plain, dtype="float32").params)
+
+
+def test_every_expert_has_an_order_of_its_own(tmp_path):
+    packed, plain = write_pair(tmp_path, QWEN3_MOE, Recipe(act_order=True))
+    other, other_plain = write_pair(tmp_path / "b", QWEN3_MOE, Recipe())
+    for part in ("gate_proj", "up_proj"):
+        layer = f"model.layers.0.mlp.experts.1.{part}"
+        swap_layer(packed, other, layer)
+        swap_layer(plain, other_plain, layer)
+    params = load(packed).params
+    orders = np.asarray(params.layers[0].ffn.w_in.permutation)
+    assert_array_equal(np.sort(orders, axis=1), np.broadcast_to(np.arange(64), (4, 64)))
+    assert_array_equal(orders[1], np.arange(64))
+    assert len(np.unique(orders, axis=0)) == 4
+    assert_equal_trees(dequantize(params), load(plain, dtype="float32").params)
 
 
 def test_arrays_are_rounded_once(tmp_path):
