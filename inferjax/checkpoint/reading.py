@@ -26,7 +26,7 @@ MAX_THREADS = 8
 # Small leaves may be built side by side even where none is large.
 _MIN_ROOM_BYTES = 32 * 2**20
 # What a few rows take as they are stored, as values, rounded, and as codes.
-_PACKING_BYTES = 24 * PIECE_ELEMENTS
+_PACKING_BYTES = 32 * PIECE_ELEMENTS
 _SCRATCH = Scratch()
 
 
