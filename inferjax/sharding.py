@@ -1,16 +1,74 @@
-"""How the model meets the caller's mesh.
+"""How the model meets the caller's mesh: which axes cut what, and Auto axes inside.
+
+`Rules` say which mesh axis cuts which logical axis of the weights.
 
 The layers are written for Auto axes, where XLA chooses how intermediate values are sharded. A mesh
 may have Explicit axes instead (`jax.make_mesh` makes those), in which every operation must say how
 its result is sharded. `automatic` turns them into Auto inside a function, and back for its results.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, auto_axes
+
+from inferjax.errors import UnsupportedConfig
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Which mesh axis cuts each logical axis of the weights, and which cut a batch's rows.
+
+    Of a weight's axes the first that divides is cut: experts before their `ffn`. Axes of the mesh
+    that have one device, and names that the mesh does not have, cut nothing.
+
+    Raises: UnsupportedConfig where one axis is to cut rows and weights: both meet in each product.
+    """
+
+    rows: tuple[str, ...] = ("data",)
+    axes: tuple[tuple[str, str], ...] = (
+        ("vocab", "model"),
+        ("kv_heads", "model"),
+        ("heads", "model"),
+        ("experts", "model"),
+        ("ffn", "model"),
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse rules that no product could follow."""
+        both = sorted({name for _, name in self.axes} & set(self.rows))
+        if both:
+            raise UnsupportedConfig(
+                f"mesh axis {both[0]!r} cuts rows and weights",
+                why="a product has both, and an axis of the mesh cuts one thing",
+                fix="name another axis for one of them",
+            )
+
+
+DEFAULT_RULES = Rules()
+
+
+def cut_axes(
+    rules: Rules,
+    names: tuple[str | None, ...],
+    shape: tuple[int, ...],
+    sizes: Mapping[str, int],
+    may_cut: Callable[[int, int], bool] = lambda *_: True,
+) -> tuple[str | None, ...]:
+    """Return the mesh axis that cuts each axis of a weight with these logical names, or None.
+
+    `may_cut(axis, size)` can refuse more than what does not divide.
+    """
+    table, cut = dict(rules.axes), []
+    for axis, (name, count) in enumerate(zip(names, shape, strict=True)):
+        wanted = table.get(name) if name is not None else None
+        size = sizes.get(wanted, 1) if wanted is not None else 1
+        fits = size > 1 and wanted not in cut and count % size == 0 and may_cut(axis, size)
+        cut.append(wanted if fits else None)
+    return tuple(cut)
 
 
 def automatic[**P, R](outputs: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -55,3 +55,8 @@ QUANT_MATMUL_F32 = 1e-6
 # The same with rounded activations: bfloat16 keeps 8 bits; int8 rounds to half of 1/127 of the
 # largest value of a group, which is up to four times a typical one.
 QUANT_MATMUL_ROUNDED = {"bfloat16": 2**-8, "int8": 0.02}
+
+# Logits on packed weights, root mean square as a share of the logits' standard deviation: against
+# their float32 values, or on a mesh, they are the same sums in other orders. Single positions move
+# further: 3e-4 in gpt_oss, which noise in the last bit of its weights moves by 1.6e-4.
+PACKED_LOGITS_RMS = 1e-5

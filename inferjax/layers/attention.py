@@ -5,6 +5,7 @@ from jaxtyping import Array, Float, Int
 
 from inferjax.config import Attention
 from inferjax.layers.context import Dense, Mask, Paged, attend
+from inferjax.layers.heads import heads_of
 from inferjax.layers.norm import normalize
 from inferjax.layers.rope import apply_rope, turn
 from inferjax.params import AttentionParams
@@ -40,7 +41,8 @@ def attention[C: (Dense, Paged)](
         softcap=spec.softcap,
         sinks=w.sinks,
     )
-    out, context = attend(context, q, jnp.stack([k, v], axis=3), mask, group, layer)
+    kv, heads = jnp.stack([k, v], axis=3), heads_of(w.wqkv)
+    out, context = attend(context, q, kv, mask, group, layer, heads)
     return linear(out, w.wo, "BTKGH,KGHD->BTD", w.bo), context
 
 

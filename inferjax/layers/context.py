@@ -5,6 +5,7 @@ place that knows the difference, so that every layer is written once.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from inferjax.errors import KernelUnavailable
 from inferjax.kv.cache import KVCache, Pages, locate, page_size_of, write
+from inferjax.layers.heads import Heads, attend_on_mesh
 from inferjax.pytree import pytree, static
 from pallas_kernels import unavailable
 from pallas_kernels.paged_attention import paged_attention
@@ -65,8 +67,11 @@ def attend[C: (Dense, Paged)](
     mask: Mask,
     group: int,
     layer: int | Int[Array, ""],
+    heads: Heads | None = None,
 ) -> tuple[Float[Array, "B T K G Hv"], C]:
     """Attend from q to the context extended by `kv`; `layer` counts within the cache group.
+
+    `heads` tells how a mesh cuts heads, where the weights know it: the kernels run on each device.
 
     Raises: KernelUnavailable where the implementation asked for cannot run.
     """
@@ -81,39 +86,43 @@ def attend[C: (Dense, Paged)](
         num_pages=pool.values.shape[1],
     )
     pool = write(pool, layer, kv, pages, offsets, value_dim=mask.value_dim)
-    out = _attend_pages(context, q, pool, layer, table, mask)
+    of_rows = (table, context.positions, context.lengths)
+    run = functools.partial(_attend_pages, implementation=context.implementation)
+    out = attend_on_mesh(run, heads, q, pool, jnp.asarray(layer, jnp.int32), of_rows, mask)
     pools = context.cache.groups
     cache = KVCache(groups=(*pools[:group], pool, *pools[group + 1 :]))
     return out, dataclasses.replace(context, cache=cache)
 
 
 def _attend_pages(
-    context: Paged,
     q: Float[Array, "B T K G W"],
     pool: Pages,
-    layer: int | Int[Array, ""],
-    table: Int[Array, "B M"],
+    layer: Int[Array, ""],
+    of_rows: tuple[Int[Array, "B M"], Int[Array, "B T"], Int[Array, " B"]],
     mask: Mask,
+    *,
+    implementation: str,
 ) -> Float[Array, "B T K G Hv"]:
+    table, positions, lengths = of_rows
     try:
         return paged_attention(
             q,
             pool.values,
             layer,
             table,
-            context.positions,
-            context.lengths,
+            positions,
+            lengths,
             scale=mask.scale,
             value_dim=mask.value_dim,
             window=mask.window,
             softcap=mask.softcap,
             sinks=mask.sinks,
             factors=pool.factors,
-            implementation=context.implementation,
+            implementation=implementation,
         )
     except unavailable.KernelUnavailable as error:
         raise KernelUnavailable(
-            f"attention={context.implementation!r} cannot run",
+            f"attention={implementation!r} cannot run",
             why=str(error),
             fix='use attention="auto", which takes what there is',
         ) from error

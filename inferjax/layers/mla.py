@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from inferjax.config import LatentAttention
 from inferjax.layers.context import Dense, Mask, Paged, attend
+from inferjax.layers.heads import heads_of
 from inferjax.layers.norm import normalize
 from inferjax.layers.rope import apply_rope, turn
 from inferjax.params import LatentParams
@@ -44,6 +45,7 @@ def latent_attention[C: (Dense, Paged)](
         Mask(scale=spec.scale, value_dim=spec.kv_rank),
         group,
         layer,
+        heads_of(w.wk_b, latent=True),
     )
     values = linear(out[:, :, 0], w.wv_b, "BTNR,NRH->BTNH")
     return linear(values, w.wo, "BTNH,NHD->BTD", w.bo), context

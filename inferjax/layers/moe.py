@@ -1,16 +1,21 @@
 """Mixture of experts: route every row, sort rows by expert into tiles, run one expert per tile."""
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from inferjax.config import MLP, MoE, Router
 from inferjax.layers.mlp import ACTIVATIONS, mlp
 from inferjax.params import MLPParams, MoEParams
+from inferjax.quant.leaf import PackedLeaf, Split, is_packed
 from inferjax.quant.linear import grouped_linear, linear
+from inferjax.quant.split import local_leaf, mesh_of, on_each_device, rows_of, specs_of
 from inferjax.shapes import align_last
 
 
@@ -23,6 +28,56 @@ def moe(
     it stands, so a token's result does not depend on which tokens share its experts. Without a
     tile size, tiles are about as large as an expert's share of the rows.
     """
+    result = _mix_on_mesh(x, w, spec, tile).astype(x.dtype)
+    if w.shared is not None and spec.shared is not None:
+        result = result + _shared(x, w, w.shared, spec.shared)
+    return result
+
+
+def _mix_on_mesh(
+    x: Float[Array, "B T D"], w: MoEParams, spec: MoE, tile: int | None
+) -> Float[Array, "B T D"]:
+    """Mix experts; where they are packed and cut, each device runs what it holds for its rows.
+
+    One sum over devices brings the experts, or the parts of each one's hidden axis, together.
+    """
+    first, last, mesh = w.w_in, w.w_down, mesh_of(w.w_in)
+    if not isinstance(first, PackedLeaf) or not isinstance(last, PackedLeaf) or mesh is None:
+        return _mix(x, w, spec, tile)
+    split = first.split or Split(axes=(None,) * first.ndim)
+    sizes = dict(mesh.shape)
+    experts, _, _, hidden = split.axes
+    routed = dataclasses.replace(w, shared=None, shared_gate=None)
+    specs = dataclasses.replace(
+        jax.tree.map(lambda _: PartitionSpec(), routed, is_leaf=is_packed),
+        w_in=specs_of(first),
+        w_down=specs_of(last),
+        b_in=None if w.b_in is None else PartitionSpec(experts, None, hidden),
+        b_down=None if w.b_down is None else PartitionSpec(experts),
+    )
+    over = tuple(name for name in (experts, hidden) if name is not None)
+
+    def local(x: Array, w: Any) -> Array:
+        held = w.replace(w_in=local_leaf(w.w_in, sizes), w_down=local_leaf(w.w_down, sizes))
+        part = _mix(x, held, spec, tile, experts, hidden)
+        return lax.psum(part, over) if over else part
+
+    rows = PartitionSpec(rows_of(split.rows, x.shape[0], sizes))
+    return on_each_device(local, mesh, (rows, specs), rows)(x, routed)
+
+
+def _mix(
+    x: Float[Array, "B T D"],
+    w: MoEParams,
+    spec: MoE,
+    tile: int | None,
+    experts_axis: str | None = None,
+    hidden_axis: str | None = None,
+) -> Float[Array, "B T D"]:
+    """Route rows to experts and sum what these return, in float32.
+
+    The axes of a mesh, if any, are those that cut the experts, or each one's hidden axis.
+    """
     batch, tokens, dim = x.shape
     rows = x.reshape(batch * tokens, dim)
     weights, experts = route(rows, w, spec.router)
@@ -31,13 +86,22 @@ def moe(
     num_tiles = tile_expert.shape[0]
     picked = jnp.repeat(rows, spec.router.experts_per_token, axis=0, total_repeat_length=slots.size)
     tiles = jnp.zeros((num_tiles * tile, dim), x.dtype).at[slots.reshape(-1)].set(picked)
-    out = _experts(tiles.reshape(num_tiles, tile, dim), w, spec, tile_expert, tile_rows)
+    tiles = tiles.reshape(num_tiles, tile, dim)
+    if experts_axis is not None:
+        tile_expert, tile_rows = _held(tile_expert, tile_rows, w.w_in.shape[0], experts_axis)
+    out = _experts(tiles, w, spec, tile_expert, tile_rows, hidden_axis)
     chosen = out.reshape(num_tiles * tile, dim)[slots].astype(jnp.float32)  # [R, X, D]
     parts = [chosen[:, i] * weights[:, i, None] for i in range(slots.shape[1])]
-    result = functools.reduce(jnp.add, parts).astype(x.dtype).reshape(batch, tokens, dim)
-    if w.shared is not None and spec.shared is not None:
-        result = result + _shared(x, w, w.shared, spec.shared)
-    return result
+    return functools.reduce(jnp.add, parts).reshape(batch, tokens, dim)
+
+
+def _held(
+    tile_expert: Int[Array, " N"], tile_rows: Int[Array, " N"], num_held: int, axis: str
+) -> tuple[Int[Array, " N"], Int[Array, " N"]]:
+    """Count experts from the first that this device holds, and leave other devices' tiles empty."""
+    index = tile_expert - lax.axis_index(axis) * num_held
+    is_held = (index >= 0) & (index < num_held)
+    return index.clip(0, num_held - 1), jnp.where(is_held, tile_rows, 0)
 
 
 def _shared(x: Array, w: MoEParams, weights: MLPParams, spec: MLP) -> Float[Array, "B T D"]:
@@ -117,14 +181,25 @@ def _experts(
     spec: MoE,
     tile_expert: Int[Array, " N"],
     tile_rows: Int[Array, " N"],
+    hidden_axis: str | None,
 ) -> Float[Array, "N R D"]:
+    """Run an expert on each tile. Tiles out of use are zero; other rows that are may be anything.
+
+    Where `hidden_axis` cuts the hidden axis, the sum over its devices is the result.
+    """
     num_experts, _, parts, ffn = w.w_in.shape
     hidden = grouped_linear(tiles, w.w_in, tile_expert, tile_rows)
     if w.b_in is not None:
         hidden = hidden + w.b_in.reshape(num_experts, parts * ffn)[tile_expert][:, None]
     active = _gate(hidden[:, :, :ffn], hidden[:, :, ffn:], spec)
     out = grouped_linear(active, w.w_down, tile_expert, tile_rows)
-    return out if w.b_down is None else out + w.b_down[tile_expert][:, None]
+    if w.b_down is None:
+        return out
+    is_used = tile_rows > 0
+    if hidden_axis is not None:  # one device adds it for all
+        is_used &= lax.axis_index(hidden_axis) == 0
+    bias = jnp.where(is_used[:, None], w.b_down[tile_expert], 0)
+    return out + bias[:, None]
 
 
 def _gate(gate: Array, up: Array, spec: MoE) -> Array:

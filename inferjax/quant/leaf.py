@@ -1,8 +1,10 @@
 """A weight that is packed for its product: the leaf that stands in `Params` for an array."""
 
+import dataclasses
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, Shaped
@@ -11,6 +13,17 @@ from inferjax.pytree import pytree, static
 from pallas_kernels.quant_matmul import PackedWeight, dequantize
 
 AnyArray = Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """How a mesh shares out a product: the mesh axis that cuts each axis of the weight, or None.
+
+    `rows` are the mesh axes that cut the rows of the other factor, where they divide them.
+    """
+
+    axes: tuple[str | None, ...]
+    rows: tuple[str, ...] = ()
 
 
 @pytree
@@ -25,6 +38,8 @@ class PackedLeaf:
     `permutation` says which input each row of the matrix multiplies, where rows that share a scale
     are no neighbours (GPTQ's act-order); None is their own order. The other factor is gathered by
     it, so a mesh that shards the summed axis gathers that factor on every device first.
+
+    `split` is set on a mesh. Then columns may have an axis more: see `merge_parts`.
     """
 
     matrix: PackedWeight
@@ -33,6 +48,7 @@ class PackedLeaf:
     num_in_axes: int = static()
     num_batch_axes: int = static(default=0)
     activations: str = static(default="float32")
+    split: Split | None = static(default=None)
 
     @property
     def ndim(self) -> int:
@@ -63,9 +79,53 @@ def as_matrix(
     return weight.reshape(*([math.prod(stack)] if stack else []), num_in, num_out)
 
 
+def stacked_axes(leaf: PackedLeaf) -> range:
+    """Return the weight's axes that count matrices."""
+    return range(leaf.num_batch_axes)
+
+
+def summed_axes(leaf: PackedLeaf) -> range:
+    """Return the weight's axes that are a matrix's rows."""
+    if leaf.num_in_axes < 0:
+        return range(leaf.ndim - 1, leaf.ndim)
+    return range(leaf.num_batch_axes, leaf.num_batch_axes + leaf.num_in_axes)
+
+
+def kept_axes(leaf: PackedLeaf) -> range:
+    """Return the weight's axes that are a matrix's columns."""
+    if leaf.num_in_axes < 0:
+        return range(leaf.ndim - 1)
+    return range(leaf.num_batch_axes + leaf.num_in_axes, leaf.ndim)
+
+
+def num_parts(leaf: PackedLeaf) -> int:
+    """Return how many times the columns that are cut repeat: 2 for gate and up."""
+    names = leaf.split.axes if leaf.split else ()
+    cut = [axis for axis in kept_axes(leaf) if names and names[axis] is not None]
+    return math.prod(leaf.shape[axis] for axis in kept_axes(leaf) if cut and axis < cut[0])
+
+
+def merge_parts(leaf: PackedLeaf) -> PackedWeight:
+    """Return the leaf's matrix with all its columns on one axis, as a product takes it.
+
+    Columns that are cut apart repeat on an axis of their own: gate and up of `w_in [D, 2, F]` are
+    both cut along F, so values are `[2, F/16, ...]` instead of `[2F/16, ...]`.
+    """
+    parts, matrix = num_parts(leaf), leaf.matrix
+    if parts == 1:
+        return matrix
+    lead = min(leaf.num_batch_axes, 1)
+
+    def merge(array: Any) -> Any:
+        stack, blocks, rest = array.shape[:lead], array.shape[lead + 1], array.shape[lead + 2 :]
+        return array.reshape(*stack, parts * blocks, *rest)
+
+    return dataclasses.replace(jax.tree.map(merge, matrix), num_out=parts * matrix.num_out)
+
+
 def widen(leaf: PackedLeaf) -> Float[AnyArray, "..."]:
     """Return the weight in float32, as the packed codes have it."""
-    matrix = unpermute(dequantize(leaf.matrix), leaf, axis=-2)
+    matrix = unpermute(dequantize(merge_parts(leaf)), leaf, axis=-2)
     return (matrix.T if leaf.num_in_axes < 0 else matrix).reshape(leaf.shape)
 
 

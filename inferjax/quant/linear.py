@@ -6,7 +6,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from inferjax.quant.leaf import PackedLeaf, unpermute
+from inferjax.quant.islands import lookup_on_mesh, product_on_mesh
+from inferjax.quant.leaf import PackedLeaf, merge_parts, unpermute
 from inferjax.quant.watched import Watched, watch, watch_tiles
 from inferjax.shapes import align_last
 from pallas_kernels.grouped_matmul import grouped_matmul
@@ -30,7 +31,10 @@ def linear(
     """
     if isinstance(weight, Watched):
         x, weight = watch(x, weight), weight.weight
-    out = _packed(x, weight) if isinstance(weight, PackedLeaf) else _contract(x, weight, spec)
+    if isinstance(weight, PackedLeaf):
+        out = product_on_mesh(_packed, x, weight)
+    else:
+        out = _contract(x, weight, spec)
     if bias is not None:
         out = out + align_last(bias.astype(jnp.float32), out.ndim)
     return out.astype(x.dtype if dtype is None else dtype)
@@ -45,7 +49,7 @@ def _packed(x: Array, leaf: PackedLeaf) -> Float[Array, "..."]:
     rows = x.reshape(*kept, -1)
     if leaf.permutation is not None:
         rows = jnp.take(rows, leaf.permutation, axis=-1, mode="clip", unique_indices=True)
-    out = quant_matmul(rows, leaf.matrix, activations=leaf.activations)
+    out = quant_matmul(rows, merge_parts(leaf), activations=leaf.activations)
     shape = leaf.shape[:-1] if leaf.num_in_axes < 0 else leaf.shape[num_summed:]
     return out.reshape(*kept, *shape)
 
@@ -80,9 +84,8 @@ def grouped_linear(
     if weight.permutation is not None:
         order = weight.permutation[tile_group]
         tiles = jnp.take_along_axis(tiles, order[:, None], axis=2, mode="clip")
-    return grouped_matmul(
-        tiles, weight.matrix, tile_group, tile_rows, activations=weight.activations
-    )
+    matrix = merge_parts(weight)
+    return grouped_matmul(tiles, matrix, tile_group, tile_rows, activations=weight.activations)
 
 
 def _contract(x: Array, weight: Array, spec: str) -> Float[Array, "..."]:
@@ -113,5 +116,9 @@ def lookup(table: Float[Array, "V D"] | PackedLeaf, ids: Int[Array, "..."]) -> F
     Callers mark such rows, by status or NaN; the clamp only keeps their neighbours unharmed.
     """
     if isinstance(table, PackedLeaf):
-        return unpermute(take_rows(table.matrix, ids), table, axis=-1)
+        return lookup_on_mesh(_take_rows, table, ids)
     return jnp.take(table, ids, axis=0, mode="clip")
+
+
+def _take_rows(table: PackedLeaf, ids: Int[Array, "..."]) -> Float[Array, "..."]:
+    return unpermute(take_rows(merge_parts(table), ids), table, axis=-1)
