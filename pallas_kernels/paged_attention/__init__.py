@@ -1,5 +1,6 @@
 """Attention of ragged new tokens over a paged cache: decode, prefill and verification alike."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,11 @@ from jax.sharding import AxisType
 from jaxtyping import Array, Float, Int, Num
 
 from pallas_kernels import native
-from pallas_kernels.paged_attention import codes, cpu, reference, xla
+from pallas_kernels.paged_attention import codes, cpu, gpu, reference, xla
 
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "cpu": cpu.paged_attention,
+    "gpu": gpu.paged_attention,
     "xla": xla.paged_attention,
     "reference": reference.paged_attention,
 }
@@ -46,17 +48,18 @@ def paged_attention(
     `sinks` are one extra logit per head without a value. Scores and sums are float32; the result
     has q's dtype.
 
-    "auto" is "cpu" wherever the program is compiled for a CPU and the native library is there, and
-    "xla" elsewhere, also for arrays on a mesh: XLA would gather a sharded pool for a foreign call.
+    "auto" is "cpu" wherever the program is compiled for a CPU and the native library is there,
+    "gpu" where it is compiled for an NVIDIA GPU that the kernel knows, and "xla" elsewhere, also
+    for arrays on a mesh: XLA would gather a sharded pool for a foreign call.
 
-    Raises: KeyError for an implementation that is not in the table; KernelUnavailable when "cpu" is
-    asked for and cannot run; ValueError for codes without factors, or the reverse.
+    Raises: KeyError for an implementation that is not in the table; KernelUnavailable when "cpu" or
+    "gpu" is asked for and cannot run; ValueError for codes without factors, or the reverse.
     """
     if (factors is None) == (pool.dtype.name in codes.LARGEST):
         raise ValueError(
             f"a pool of {pool.dtype.name} {'without' if factors is None else 'with'} factors"
         )
-    return _choose(implementation, q, pool)(
+    return _choose(implementation, q, pool, value_dim)(
         q,
         pool,
         jnp.asarray(layer, jnp.int32),
@@ -72,13 +75,16 @@ def paged_attention(
     )
 
 
-def _choose(implementation: str, q: Array, pool: Array) -> Callable[..., Array]:
+def _choose(implementation: str, q: Array, pool: Array, value_dim: int) -> Callable[..., Array]:
     if implementation != "auto":
         return IMPLEMENTATIONS[implementation]
-    native_runs = pool.dtype.name in cpu.POOL_DTYPES and native.available()
-    if native_runs and not (_on_a_mesh(q) or _on_a_mesh(pool)):
-        return _by_platform
-    return xla.paged_attention
+    kernels = {}
+    if not (_on_a_mesh(q) or _on_a_mesh(pool)):
+        if pool.dtype.name in cpu.POOL_DTYPES and native.available():
+            kernels["cpu"] = cpu.paged_attention
+        if gpu.unavailable(q, pool, value_dim) is None:
+            kernels["cuda"] = gpu.paged_attention
+    return functools.partial(_by_platform, kernels) if kernels else xla.paged_attention
 
 
 def _on_a_mesh(x: Array) -> bool:
@@ -88,12 +94,16 @@ def _on_a_mesh(x: Array) -> bool:
 
 
 def _by_platform(
-    *arrays: Array, sinks: Array | None, factors: Array | None, **static: Any
+    kernels: dict[str, Callable[..., Array]],
+    *arrays: Array,
+    sinks: Array | None,
+    factors: Array | None,
+    **static: Any,
 ) -> Array:
     def bound(run: Callable[..., Array]) -> Callable[..., Array]:
         return lambda sinks, factors, *arrays: run(*arrays, sinks=sinks, factors=factors, **static)
 
-    optional = (sinks, factors)
+    branches = {platform: bound(run) for platform, run in kernels.items()}
     return lax.platform_dependent(
-        *optional, *arrays, cpu=bound(cpu.paged_attention), default=bound(xla.paged_attention)
+        sinks, factors, *arrays, default=bound(xla.paged_attention), **branches
     )
