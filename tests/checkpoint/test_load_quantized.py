@@ -90,6 +90,18 @@ def test_logits_equal_those_of_the_dequantized_weights(tmp_path, name, recipe):
     assert np.abs(logits - wide).max() <= PARITY_LOGITS_F32 * np.std(wide)
 
 
+@pytest.mark.parametrize("name", ["awq", "gptq", "gptq_act_order", "gptq_3_bits"])
+def test_files_of_the_tools_give_their_logits(root, name):
+    """Packed by AutoAWQ and AutoGPTQ, computed by transformers from what they unpack."""
+    folder = root / "checkpoints" / "tiny_quantized" / name
+    model = load(folder)
+    assert is_packed(model.params.layers[0].attention.wo)
+    with np.load(folder / "expected.npz") as known:
+        tokens, logits = known["tokens"], known["logits"]
+    found = ij.forward(model.params, model.config, tokens)
+    assert np.abs(found - logits).max() <= PARITY_LOGITS_F32 * np.std(logits)
+
+
 def test_parts_of_a_product_in_different_orders_are_dequantized(tmp_path):
     """A leaf is multiplied with one gathered vector: different orders have no packed form."""
     packed, plain = write_pair(tmp_path, LLAMA, Recipe(act_order=True))
