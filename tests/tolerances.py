@@ -9,6 +9,10 @@ ATTENTION_F32 = {"rtol": 2e-5, "atol": 2e-6}
 # The same, rounded to bfloat16 at the end: half a unit of its 8 bits.
 ATTENTION_BF16 = {"rtol": 2**-8, "atol": 2e-6}
 
+# The same with weights rounded before they are multiplied with values, as tensor cores want them:
+# half a unit of 8 bits of each, values up to four.
+ATTENTION_BF16_WEIGHTS = {"rtol": 2**-8, "atol": 2**-7}
+
 # A dot product of a few dozen float32 terms of order one.
 MATMUL_F32 = {"rtol": 2e-5, "atol": 2e-5}
 
