@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from inferjax.quant.leaf import PackedLeaf
 from inferjax.quant.split import mesh_of, on_each_device, rows_of
+from inferjax.quant.watched import Watched
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,7 @@ class Heads:
     rows: tuple[str, ...]
 
 
-def heads_of(weight: Array | PackedLeaf, *, latent: bool = False) -> Heads | None:
+def heads_of(weight: Array | PackedLeaf | Watched, *, latent: bool = False) -> Heads | None:
     """Return how a packed projection cuts heads on a mesh; None where nothing is known of one.
 
     Its output's first axes are key/value heads, or, with `latent`, the query heads of the only one.
