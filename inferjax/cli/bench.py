@@ -36,6 +36,10 @@ KINDS = {
         "inferjax.cli.benchmarks.peers",
         "the same shapes on llama.cpp, transformers and vLLM, where they are installed",
     ),
+    "plan": (
+        "inferjax.cli.benchmarks.plan",
+        "decode tokens/s that the planner predicts for this machine, beside what is measured",
+    ),
     "sinks": (
         "inferjax.cli.benchmarks.sinks",
         "what a text loses in quality when it outgrows its context and older tokens are dropped",

@@ -19,7 +19,9 @@ COMMANDS = {
     "generate": ("inferjax.cli.generate", "answer or continue a prompt"),
     "chat": ("inferjax.cli.chat", "talk with a model"),
     "models": ("inferjax.cli.models", "list the catalog, or describe one checkpoint"),
+    "plan": ("inferjax.cli.plan", "say what fits on which chips, how fast, and at what cost"),
     "convert": ("inferjax.cli.convert", "write a checkpoint in another format"),
+    "quality": ("inferjax.cli.quality", "measure what fewer bits cost on a text"),
     "bench": ("inferjax.cli.bench", "measure speed beside the limits of this machine"),
 }
 

@@ -119,11 +119,11 @@ def check_fits(chip: Chip, model: Model, mesh: Mesh, sizes: Sizes) -> Room:
     needed = room.memory_bytes - room.cache_bytes + sequences * room.sequence_bytes
     missing = needed - room.memory_bytes
     raise DoesNotFit(
-        f"{sizes.batch} users of {sizes.context} tokens do not fit {mesh.num_chips} x {chip.name}: "
+        f"{sizes.batch} x {sizes.context} tokens do not fit {mesh.num_chips} x {chip.name}: "
         f"{missing / 1e9:.1f} GB are missing on every chip",
         why=f"of {room.memory_bytes / 1e9:.0f} GB, weights take {room.weight_bytes / 1e9:.1f}, "
         f"a step {room.workspace_bytes / 1e9:.1f}, {room.reserved_bytes / 1e9:.1f} are kept back, "
-        f"and {sequences} users' keys and values take "
+        f"and keys and values of {sequences} x {sizes.context} tokens "
         f"{sequences * room.sequence_bytes / 1e9:.1f} ({mesh})",
         fix="; or ".join(what_would_fit(chip, model, mesh, sizes, room)) or "use larger chips",
         missing_bytes=missing,

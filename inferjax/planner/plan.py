@@ -85,6 +85,8 @@ def make_plan(
     Raises: DoesNotFit, ShardingError, InvalidInput.
     """
     check(num_chips >= 1, f"{num_chips} chips", "they count from 1")
+    longest, context = max(load.context, load.prompt_tokens), model.config.max_context
+    check(longest <= context, f"{longest} tokens", f"the model's context is {context}")
     if mesh is not None:
         check_mesh(model.config, mesh, num_chips)
     candidates = tuple(meshes(model.config, num_chips)) if mesh is None else (mesh,)
