@@ -1,4 +1,4 @@
-"""The picture of a sweep; the only module that needs matplotlib."""
+"""The picture of a sweep, which needs matplotlib."""
 
 from pathlib import Path
 from typing import Any

@@ -1,0 +1,84 @@
+"""Texts for calibration and measurement: read from files, and cut into windows of tokens."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+
+from inferjax.errors import InvalidInput
+from inferjax.tokenizer import Tokenizer
+
+# What the papers calibrate on is 128 windows of 512 to 2,048 tokens of common text. A quarter of
+# the shorter ones has come within noise of it here, and a laptop gets through them.
+NUM_WINDOWS, WINDOW = 32, 512
+
+
+def read_texts(path: Path) -> list[str]:
+    """Read a text file as one text, or a .jsonl file as one a line.
+
+    A line is a JSON string, or an object whose "text" is one.
+
+    Raises: InvalidInput for a file that cannot be read or holds something else.
+    """
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            f"{path} cannot be read", why=str(error), fix="give a text file in UTF-8"
+        ) from error
+    if path.suffix != ".jsonl":
+        return [content]
+    lines = enumerate(content.splitlines(), start=1)
+    return [_text_of(line, f"{path}:{number}") for number, line in lines if line.strip()]
+
+
+def _text_of(line: str, place: str) -> str:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{place} is no JSON", why=str(error)) from error
+    text = value.get("text") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise InvalidInput(
+            f"{place} holds no text", fix='give a JSON string, or an object with "text"'
+        )
+    return text
+
+
+def python_reference() -> tuple[str, str]:
+    """Return two texts that have nothing in common: alternate topics of Python's own reference.
+
+    Every installation carries it (`pydoc_data`, PSF licence).
+    """
+    from pydoc_data.topics import topics
+
+    texts = [topics[name] for name in sorted(topics)]
+    return "\n\n".join(texts[::2]), "\n\n".join(texts[1::2])
+
+
+def cut_windows(
+    tokenizer: Tokenizer, texts: Iterable[str], *, window: int = WINDOW, limit: int | None = None
+) -> Int[np.ndarray, "W S"]:
+    """Cut texts, one after the other, into windows of `window` tokens; a rest is left out.
+
+    Where the vocabulary asks for a token in front of a text, each window has it in place of its
+    first one. With a limit, windows are taken at equal distances from the whole.
+
+    Raises: InvalidInput when there is not enough for one window.
+    """
+    ids = [i for text in texts for i in tokenizer.encode(text, add_special_tokens=False)]
+    count = len(ids) // window
+    if not count:
+        raise InvalidInput(
+            f"the text has {len(ids)} tokens",
+            why=f"a window has {window}, and only whole ones count",
+            fix="give a longer text or a shorter window",
+        )
+    rows = np.asarray(ids[: count * window], np.int32).reshape(count, window)
+    prefix = tokenizer.special.prefix
+    rows[:, : len(prefix)] = prefix
+    if limit is not None and limit < count:
+        rows = rows[np.arange(limit) * count // limit]
+    return rows
