@@ -27,7 +27,7 @@ def combine(
     if sinks is not None:
         sinks = jnp.broadcast_to(sinks.astype(jnp.float32) * LOG2E, peak.shape)
         peak = jnp.maximum(peak, sinks)
-    share = jnp.exp2(peaks - peak)
+    share = jnp.exp2(peaks - peak[None])
     total = (totals * share).sum(axis=0)
     if sinks is not None:
         total = total + jnp.exp2(sinks - peak)
