@@ -178,5 +178,5 @@ def _size(file: BinaryIO) -> int | None:
 
 def _settings(args: argparse.Namespace, sampling: SamplingParams) -> str:
     """Return a digest of what decides results beside the lines."""
-    deciding = (args.model, args.dtype, args.quantize, args.exact, args.chat, sampling)
+    deciding = (args.model, args.dtype, args.quantize, args.exact, args.kv, args.chat, sampling)
     return hashlib.sha256(repr(deciding).encode()).hexdigest()[:16]

@@ -15,6 +15,7 @@ from inferjax.cli.setup import (
     show_progress,
     warnings_in_a_line,
 )
+from inferjax.config import KV_DTYPES
 from inferjax.errors import TokenizerError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -43,6 +44,11 @@ def add_exec_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--exact", action="store_true", help="bit-identical results whatever shares the batch"
     )
+    group.add_argument(
+        "--kv",
+        choices=[*KV_DTYPES, "fp8"],
+        help="how keys and values are stored (default: as the weights); fp8 is float8_e4m3fn",
+    )
 
 
 def load_model(args: argparse.Namespace, *, quiet: bool = False) -> Any:
@@ -63,7 +69,7 @@ def exec_from(args: argparse.Namespace) -> Any:
     """Return the `Exec` that the flags ask for."""
     import inferjax as ij
 
-    return ij.Exec(exact=args.exact)
+    return ij.Exec(exact=args.exact, kv_dtype=args.kv)
 
 
 def add_arguments(parser: argparse.ArgumentParser, defaults: Mapping[str, object]) -> None:
