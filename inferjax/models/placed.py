@@ -34,7 +34,7 @@ def place(
 def split_packed(
     params: Params, config: ModelConfig, mesh: AnyMesh, *, rules: Rules = DEFAULT_RULES
 ) -> Params:
-    """Return packed weights laid out for a mesh; arrays as they are. Works on abstract arrays.
+    """Return packed weights laid out for a mesh; arrays as they are.
 
     Raises: ShapeError for weights of another model.
     """
