@@ -155,14 +155,9 @@ def _check_files(folder: Path, files: Mapping[str, Any], progress: bool) -> None
 
 def _check_shapes(folder: Path, metadata: Any, wanted: Params) -> None:
     """Refuse a tree that is not the config's before anything of its size is allocated."""
-    stored = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(metadata.item_metadata.tree)
-    }
-    called = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(wanted)
-    }
+    packed = tuple(f"{name}/" for name in packed_forms(wanted))
+    stored = _described(metadata.item_metadata.tree, packed)
+    called = _described(wanted, packed)
     wrong = sorted(
         name for name in stored.keys() | called.keys() if stored.get(name) != called.get(name)
     )
@@ -174,6 +169,18 @@ def _check_shapes(folder: Path, metadata: Any, wanted: Params) -> None:
             f"{called.get(name, 'none')}",
             fix="the folder belongs to another model: save it again",
         )
+
+
+def _described(tree: Any, packed: tuple[str, ...]) -> dict[str, str]:
+    """Return what must agree of every array: of packed leaves, which are not converted, all."""
+    found = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+    return {
+        name: f"{tuple(leaf.shape)}{f' {leaf.dtype}' if name.startswith(packed) else ''}"
+        for name, leaf in found.items()
+    }
 
 
 def _files(folder: Path) -> list[str]:
