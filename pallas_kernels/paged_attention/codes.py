@@ -31,8 +31,10 @@ def encode(
     Numbers that already are codes times factors keep their codes: the largest code is 127, or 448.
     """
     values, largest = values.astype(jnp.float32), LARGEST[dtype]
-    peaks = _peaks(jnp.abs(values), value_dim)
-    factors = jnp.where(jnp.isfinite(peaks), peaks / largest, jnp.nan).astype(FACTOR_DTYPE)
+    # XLA's largest of some numbers on a CPU leaves out a NaN among them.
+    sizes = jnp.where(jnp.isnan(values), jnp.inf, jnp.abs(values))
+    peaks = _peaks(sizes, value_dim)
+    factors = jnp.where(peaks < jnp.inf, peaks / largest, jnp.nan).astype(FACTOR_DTYPE)
     wide = _spread(factors, values.shape, value_dim)
     scaled = jnp.clip(jnp.where(wide > 0, values / wide, 0.0), -largest, largest)
     if dtype == "int8":

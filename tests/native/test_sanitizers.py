@@ -1,4 +1,4 @@
-"""The native product under sanitizers: of addresses, undefined behaviour, and data races."""
+"""The native kernels under sanitizers: of addresses, undefined behaviour, and data races."""
 
 import concurrent.futures
 import subprocess
@@ -9,8 +9,8 @@ import pytest
 from pallas_kernels import native
 from pallas_kernels.native import build
 
-DRIVER = Path(__file__).parent / "driver.cc"
-KERNEL = build.ROOT / "quant_matmul" / "cpu_kernel.cc"
+HERE = Path(__file__).parent
+DRIVERS = {"quant_matmul": "driver.cc", "paged_attention": "attention_driver.cc"}
 FLAGS = ["-std=c++17", "-g1", "-pthread", "-fno-sanitize-recover=all", "-ffp-contract=off"]
 
 
@@ -18,17 +18,18 @@ def run(command: list[str]) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def compile_driver(folder: Path, sanitizer: str, level: str) -> Path:
-    """Build the driver with the portable loops and this machine's best ones."""
+def compile_driver(folder: Path, kernel: str, sanitizer: str, level: str) -> Path:
+    """Build a kernel's driver with the portable loops and this machine's best ones."""
     best = native.variants()[-1] if native.available() else "portable"
     command = [build.find_compiler(), *FLAGS, level, f"-fsanitize={sanitizer}", "-w"]
-    command += ["-I", str(build.ROOT.parent)]
-    driver = [f"-DPK_HAS_{best.upper()}", "-c", str(DRIVER), "-o", str(folder / "driver.o")]
+    command += ["-I", str(build.ROOT.parent), "-I", str(HERE.parents[1])]
+    source, loops = HERE / DRIVERS[kernel], build.ROOT / kernel / "cpu_kernel.cc"
+    driver = [f"-DPK_HAS_{best.upper()}", "-c", str(source), "-o", str(folder / "driver.o")]
     jobs = [[*command, *driver]]
     for name in sorted({"portable", best}):
         flags = [*build.X86_VARIANTS.get(name, "").split(), f"-DPK_VARIANT={name}"]
         flags.append(f"-DPK_VARIANT_{name.upper()}")
-        jobs.append([*command, *flags, "-c", str(KERNEL), "-o", str(folder / f"{name}.o")])
+        jobs.append([*command, *flags, "-c", str(loops), "-o", str(folder / f"{name}.o")])
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for done in pool.map(run, jobs):
             assert done.returncode == 0, done.stderr[:4000]
@@ -44,12 +45,13 @@ def compile_driver(folder: Path, sanitizer: str, level: str) -> Path:
     ("sanitizer", "level"),
     [pytest.param("address,undefined", "-O0", marks=pytest.mark.slow), ("thread", "-O1")],
 )
-def test_sanitizers_find_nothing(tmp_path, sanitizer, level):
+@pytest.mark.parametrize("kernel", sorted(DRIVERS))
+def test_sanitizers_find_nothing(tmp_path, kernel, sanitizer, level):
     try:
         build.find_compiler()
     except build.BuildError as error:
         pytest.skip(str(error))
-    program = compile_driver(tmp_path, sanitizer, level)
+    program = compile_driver(tmp_path, kernel, sanitizer, level)
     done = subprocess.run([program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[:4000]
     assert done.stdout.split()[0] == "portable"

@@ -1,0 +1,59 @@
+// A pool of plain threads with the interface that the kernels use of XLA's.
+#ifndef TESTS_NATIVE_THREAD_POOL_H_
+#define TESTS_NATIVE_THREAD_POOL_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+class Pool {
+ public:
+  explicit Pool(int threads) {
+    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Serve(); });
+  }
+  ~Pool() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      closed_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  template <typename Task>
+  void Schedule(Task task) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      tasks_.emplace_back(std::move(task));
+    }
+    changed_.notify_one();
+  }
+  int64_t num_threads() const { return static_cast<int64_t>(threads_.size()); }
+
+ private:
+  void Serve() {
+    for (;;) {
+      std::function<void()> task;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        changed_.wait(lock, [this] { return closed_ || !tasks_.empty(); });
+        if (tasks_.empty()) return;
+        task = std::move(tasks_.front());
+        tasks_.pop_front();
+      }
+      task();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> tasks_;
+  bool closed_ = false;
+  std::vector<std::thread> threads_;
+};
+
+#endif  // TESTS_NATIVE_THREAD_POOL_H_
