@@ -152,7 +152,7 @@ void FloatTile(const Problem& p, const TileArgs& a) {
       const int64_t ahead = streams.Ahead(a, at);
       Unrolled<NB>([&](auto n) PK_INLINED {
         lines[n] = format.LoadLine(streams.weights[n] + at);
-        __builtin_prefetch(streams.weights[n] + ahead);
+        __builtin_prefetch(streams.weights[n] + ahead, 0, 2);
       });
       AddLine<Format, MB, NB>(format, lines, x, sum);
     }
@@ -216,7 +216,7 @@ void CodeTile(const Problem& p, const TileArgs& a) {
       const int64_t ahead = streams.Ahead(a, at);
       Unrolled<NB>([&](auto n) PK_INLINED {
         lines[n] = LoadWords(streams.weights[n] + at);
-        __builtin_prefetch(streams.weights[n] + ahead);
+        __builtin_prefetch(streams.weights[n] + ahead, 0, 2);
       });
       AddCodes<Format, MB, NB>(p, lines, x, sum);
     }
@@ -258,7 +258,7 @@ void Bfloat16Tile(const Problem& p, const TileArgs& a) {
       const int64_t ahead = streams.Ahead(a, at);
       Unrolled<NB>([&](auto n) PK_INLINED {
         lines[n] = LoadWords(streams.weights[n] + at);
-        __builtin_prefetch(streams.weights[n] + ahead);
+        __builtin_prefetch(streams.weights[n] + ahead, 0, 2);
       });
       Unrolled<MB>([&](auto m) PK_INLINED {
         int32_t pair;
