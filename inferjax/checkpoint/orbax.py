@@ -28,6 +28,7 @@ from inferjax.config import ModelConfig, Pooling
 from inferjax.errors import CheckpointError, InferjaxError
 from inferjax.models.family import read_config
 from inferjax.models.hf import DTYPES
+from inferjax.models.params import ArraySpec, param_spec
 from inferjax.models.registry import family_named
 from inferjax.params import Params
 
@@ -93,15 +94,34 @@ def read_orbax(folder: Path, config: ModelConfig, mode: Mode, *, progress: bool 
     _check_files(folder, record["files"], progress)
     try:
         saved = abstract_leaves(config, record.get("packed", {}))
+        path = (folder / PARAMS_NAME).absolute()
         with ocp.StandardCheckpointer() as checkpointer:
-            path = (folder / PARAMS_NAME).absolute()
             _check_shapes(folder, checkpointer.metadata(path), saved)
-            restored = checkpointer.restore(path, saved)
+            if mode == "native" or (mode == "none" and not record.get("packed")):
+                return checkpointer.restore(path, saved)
+        return _restore_converted(path, saved, config, mode)
     except InferjaxError:
         raise
     except Exception as error:
         raise _damaged(folder, str(error)[:500]) from error
-    return in_mode(restored, config, mode)
+
+
+def _restore_converted(path: Path, saved: Params, config: ModelConfig, mode: Mode) -> Params:
+    """Restore one leaf after the other, each in the form that `mode` asks for."""
+    specs, treedef = jax.tree.flatten(
+        param_spec(config), is_leaf=lambda node: isinstance(node, ArraySpec)
+    )
+    wanted = treedef.flatten_up_to(saved)
+    others = [jax.tree.map(lambda _: ocp.PLACEHOLDER, leaf) for leaf in wanted]
+    how = ocp.checkpoint_utils.construct_restore_args(saved)
+    leaves = []
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        for index, spec in enumerate(specs):
+            tree = treedef.unflatten([*others[:index], wanted[index], *others[index + 1 :]])
+            restored = checkpointer.restore(path, ocp.args.PyTreeRestore(tree, restore_args=how))
+            leaf = treedef.flatten_up_to(restored)[index]
+            leaves.append(in_mode(leaf, spec, config.dtype, mode))
+    return treedef.unflatten(leaves)
 
 
 def _read_record(folder: Path) -> dict[str, Any]:

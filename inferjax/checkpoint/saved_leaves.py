@@ -55,19 +55,15 @@ def abstract_leaves(config: ModelConfig, packed: object) -> Params:
     return jax.tree.unflatten(treedef, leaves)
 
 
-def in_mode(params: Params, config: ModelConfig, mode: Mode) -> Params:
-    """Return restored weights as arrays, as they are, or packed by a scheme."""
+def in_mode(leaf: Any, spec: ArraySpec, dtype: str, mode: Mode) -> Any:
+    """Return a restored weight on its device: as an array, as it is, or packed by a scheme."""
     if mode == "native":
-        return params
-
-    def convert(spec: ArraySpec, leaf: Any) -> Any:
-        if mode == "none":
-            return widen(leaf).astype(spec.dtype or config.dtype) if is_packed(leaf) else leaf
-        if not spec.num_in_axes or _is_already(leaf, mode):
-            return leaf
-        return jax.device_put(pack_leaf(jax.tree.map(np.asarray, leaf), spec, mode))
-
-    return jax.tree.map(convert, param_spec(config), params, is_leaf=_is_spec)
+        return leaf
+    if mode == "none":
+        return widen(leaf).astype(spec.dtype or dtype) if is_packed(leaf) else leaf
+    if not spec.num_in_axes or _is_already(leaf, mode):
+        return leaf
+    return jax.device_put(pack_leaf(jax.tree.map(np.asarray, leaf), spec, mode))
 
 
 def _is_already(leaf: Any, mode: Any) -> bool:
