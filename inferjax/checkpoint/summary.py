@@ -5,6 +5,7 @@ aside, noted, and the config read without it.
 """
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -38,9 +39,10 @@ _MAX_PROBLEMS = 50
 class Summary:
     """What is known of a checkpoint; one without `problems` can be loaded.
 
-    `stored` counts tensors by their dtype, and `quantization` says in words how layers of integers
-    are stored. `tokenizer` and `chat_template` tell whether there is one. What is beside the point
-    of a problem, such as `model` for an unknown family, is None.
+    `stored` counts tensors by their dtype. `quantization` says in words how layers of integers are
+    stored, and `packed_bytes` what weights take that are packed with their codes. `tokenizer` and
+    `chat_template` tell whether there is one. What is beside the point of a problem, such as
+    `model` for an unknown family, is None.
     """
 
     path: str
@@ -50,6 +52,7 @@ class Summary:
     model: ModelFacts | None = None
     stored: Mapping[str, int] = dataclasses.field(default_factory=dict)
     quantization: str | None = None
+    packed_bytes: int | None = None
     tokenizer: bool = False
     chat_template: bool = False
 
@@ -224,8 +227,15 @@ def _summary(
         problems=tuple(problems.texts),
         model=None if config is None else model_facts(config),
         stored=dict(Counter(entry.dtype for entry in entries.values()).most_common()),
+        packed_bytes=_packed_bytes(entries),
         **found,
     )
+
+
+def _packed_bytes(entries: Mapping[str, TensorEntry]) -> int | None:
+    """Return the bytes of what is stored as codes, once packed; None if nothing is."""
+    coded = [(math.prod(e.shape), e.codes) for e in entries.values() if e.codes is not None]
+    return math.ceil(sum(size * how.bits_per_weight for size, how in coded) / 8) or None
 
 
 def _size(path: Path, file: TensorFile | None) -> int:

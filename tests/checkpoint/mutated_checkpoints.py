@@ -135,6 +135,28 @@ def folder_target(
     return Target(len(sources), write, change, ij.load, run_model)
 
 
+# --- AWQ and GPTQ ---
+
+QUANTIZED_FOLDERS = sorted((ROOT / "checkpoints" / "tiny_quantized").iterdir())
+QUANTIZED_FILES = ("model.safetensors", "config.json")
+
+
+def write_quantized(folder: Path, index: int) -> Path:
+    link(folder, QUANTIZED_FOLDERS[index], *QUANTIZED_FILES)
+    return folder
+
+
+def change_quantized(rng: np.random.Generator, folder: Path) -> None:
+    if rng.random() < 0.5:
+        mutations = (*mutate.BINARY, *[mutate.mutate_header] * 4)
+        mutate.change_file(rng, folder / QUANTIZED_FILES[0], mutations)
+        return
+    path = folder / QUANTIZED_FILES[1]
+    raw = json.loads(path.read_text())
+    found = mutate.mutate_json(rng, json.dumps(raw.pop("quantization_config")).encode()).decode()
+    path.write_text(json.dumps(raw)[:-1] + f', "quantization_config": {found}}}')
+
+
 # --- tokenizers ---
 
 TOKENIZER_FILES = (
@@ -252,6 +274,9 @@ SAFETENSORS_FOLDERS = _folders("*/model.safetensors")
 TARGETS: dict[str, Target] = {
     "safetensors": folder_target(
         SAFETENSORS_FOLDERS, ["model.safetensors"], (*mutate.BINARY, mutate.mutate_header)
+    ),
+    "quantized": Target(
+        len(QUANTIZED_FOLDERS), write_quantized, change_quantized, ij.load, run_model
     ),
     "index": folder_target(
         _folders("*/model.safetensors.index.json"), ["model.safetensors.index.json"], mutate.JSON

@@ -130,6 +130,13 @@ def test_every_expert_has_an_order_of_its_own(tmp_path):
     assert_equal_trees(dequantize(params), load(plain, dtype="float32").params)
 
 
+def test_codes_and_orders_are_saved_and_loaded(tmp_path):
+    model = load(write_pair(tmp_path, LLAMA, Recipe(act_order=True))[0])
+    params = load(ij.save(model, tmp_path / "saved")).params
+    assert jax.tree.structure(params) == jax.tree.structure(model.params)
+    assert_equal_trees(params, model.params)
+
+
 def test_arrays_are_rounded_once(tmp_path):
     packed, plain = write_pair(tmp_path, LLAMA, Recipe())
     assert_equal_trees(load(packed, dtype="bfloat16").params, load(plain, dtype="bfloat16").params)

@@ -134,6 +134,9 @@ def test_a_quantized_checkpoint_is_described_in_words(tmp_path, tiny):
     assert found.problems == ()
     assert found.quantization == "gptq, 4 bits, groups of 16, act-order"
     assert found.stored == {"gptq int4": 18, "float16": 12}
+    # Four bits a weight, and two float32 numbers for sixteen: a layer has 33,792 of them.
+    assert found.packed_bytes == 3 * (33_792 - 64 * 32) // 8 * (4 + 4)
+    assert summarize(tiny / "llama").packed_bytes is None
 
 
 @pytest.mark.parametrize(
