@@ -34,18 +34,23 @@ class GroupedCodes:
 
     def stored(self, layout: CodeLayout) -> StoredCodes:
         """Return the same weights in a layout of `code_layout`."""
-        zeros, groups, codes = self.zeros.astype(np.int16), self.groups, self.codes
+        groups, codes = self.groups, self.codes
         if layout.order is not None:
             order = np.frombuffer(layout.order, np.int32)
             groups, codes = groups[order], codes[:, order]
-        # What is taken off the codes: a minimum, where there is one, makes up for it.
-        shift = zeros[:, groups] if not layout.minimum else _middle(layout)
-        scales = self.scales.astype(layout.scale_dtype, copy=False)
-        minimums = (_middle(layout) - zeros).astype(np.float32) * scales if layout.minimum else None
+        scales, minimums = self.scales.astype(layout.scale_dtype, copy=False), None
+        if layout.minimum:
+            # What is taken off the codes, the minimum makes up for: eight bits become signed.
+            shift = np.uint8(0 if layout.format == "int4" else 128)
+            minimums = (np.int16(shift) - self.zeros).astype(np.float32) * scales
+        elif self.zeros.size and (self.zeros == self.zeros[0, 0]).all():
+            shift = self.zeros[0, 0]
+        else:
+            shift = self.zeros[:, groups]
         first = groups[:: layout.group or max(len(groups), 1)]
         return StoredCodes(
             layout=layout,
-            codes=(codes - shift).astype(np.int8),
+            codes=(codes - shift).view(np.int8),  # differences wrap around to their sign
             scales=scales[:, first],
             minimums=None if minimums is None else minimums[:, first],
         )
@@ -78,8 +83,3 @@ def _order(groups: Int[np.ndarray, " in"]) -> bytes | None:
     if (np.diff(groups) >= 0).all():
         return None
     return np.argsort(groups, kind="stable").astype(np.int32).tobytes()
-
-
-def _middle(layout: CodeLayout) -> np.int16:
-    """Return what codes of eight bits are moved by to become signed; those of four stay."""
-    return np.int16(0 if layout.format == "int4" else 128)

@@ -23,10 +23,9 @@ def unpack_words(
     raw = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:
         return raw
-    if 8 % bits == 0:
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        fields = raw[..., None] >> shifts & np.uint8((1 << bits) - 1)
-        return fields.reshape(len(raw), -1)
+    if bits == 4:
+        wide = raw.astype(np.uint16)  # two bytes side by side for each
+        return ((wide | wide << np.uint16(4)) & np.uint16(0x0F0F)).view(np.uint8)
     flags = np.unpackbits(raw, axis=1, bitorder="little").reshape(len(raw), -1, bits)
     return np.packbits(flags, axis=-1, bitorder="little")[..., 0]
 
