@@ -41,9 +41,11 @@ class Layout:
 
 
 def poisoned_cache(model: Model, num_pages: int, exec: ij.Exec) -> KVCache:
-    """Return a cache whose every value is NaN."""
+    """Return a cache whose every value is NaN; codes, which cannot be, have factors that are."""
     cache = ij.init_cache(model.config, num_pages=num_pages, exec=exec)
-    return jax.tree.map(lambda pool: jnp.full_like(pool, jnp.nan), cache)
+    return jax.tree.map(
+        lambda x: jnp.full_like(x, jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else 127), cache
+    )
 
 
 def shuffled_tables(

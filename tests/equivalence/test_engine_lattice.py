@@ -57,13 +57,13 @@ SAMPLE = [
 
 
 @functools.cache
-def engine_for(family: str, exact: bool, decode_steps: int) -> ij.Engine:
+def engine_for(family: str, exec: ij.Exec, decode_steps: int) -> ij.Engine:
     config = dataclasses.replace(SMALL, decode_steps=decode_steps)
-    return ij.Engine(tiny_model(family), config, exec=ij.Exec(page_size=8, exact=exact))
+    return ij.Engine(tiny_model(family), config, exec=exec)
 
 
 @functools.cache
-def expected(family: str, exact: bool) -> tuple[np.ndarray, np.ndarray]:
+def expected(family: str, exec: ij.Exec) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens and log-probabilities that the pure function gives."""
     model = tiny_model(family)
     out = ij.generate(
@@ -72,7 +72,7 @@ def expected(family: str, exact: bool) -> tuple[np.ndarray, np.ndarray]:
         np.array([PROMPT]),
         max_new_tokens=NUM_TOKENS,
         sampling=SAMPLING,
-        exec=ij.Exec(page_size=8, exact=exact),
+        exec=exec,
     )
     return np.asarray(out.tokens[0]), np.asarray(out.logprobs[0])
 
@@ -134,6 +134,18 @@ def test_no_situation_changes_the_result(family, exact):
     check(family, exact, SAMPLE, decode_steps=8)
 
 
+@pytest.mark.parametrize(
+    ("family", "kv_dtype"),
+    [
+        ("llama", "int8"),
+        pytest.param("gemma3_text", "float8_e4m3fn", marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", "int8", marks=pytest.mark.slow),
+    ],
+)
+def test_no_situation_changes_the_result_over_a_cache_in_eight_bits(family, kv_dtype):
+    check(family, True, SAMPLE, decode_steps=8, kv_dtype=kv_dtype)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("decode_steps", [1, 4, 8])
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "plain"])
@@ -143,9 +155,16 @@ def test_the_full_lattice(family, exact, decode_steps):
     check(family, exact, situations if decode_steps == 8 else situations[::5], decode_steps)
 
 
-def check(family: str, exact: bool, situations: list[Situation], decode_steps: int) -> None:
-    engine = engine_for(family, exact, decode_steps)
-    tokens, logprobs = expected(family, exact)
+def check(
+    family: str,
+    exact: bool,
+    situations: list[Situation],
+    decode_steps: int,
+    kv_dtype: str | None = None,
+) -> None:
+    exec = ij.Exec(page_size=8, exact=exact, kv_dtype=kv_dtype)
+    engine = engine_for(family, exec, decode_steps)
+    tokens, logprobs = expected(family, exec)
     for i, situation in enumerate(situations):
         done = run(engine, situation, f"{decode_steps}-{i}-{len(situations)}")
         assert done.error is None, situation
@@ -160,5 +179,5 @@ def check(family: str, exact: bool, situations: list[Situation], decode_steps: i
             )
     if exact:
         model, whole = tiny_model(family), np.array([[*PROMPT, *tokens]])
-        scores = ij.score(model.params, model.config, whole, exec=ij.Exec(page_size=8, exact=True))
+        scores = ij.score(model.params, model.config, whole, exec=exec)
         assert np.asarray(scores)[0, len(PROMPT) - 1 :].tobytes() == logprobs.tobytes()

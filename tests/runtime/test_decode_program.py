@@ -5,18 +5,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from tiny_models import tiny_model
 
 import inferjax as ij
 from inferjax.runtime.steps import _decode
 
-EXEC, PER_ROW = ij.Exec(page_size=8), 150
-MOVED = re.compile(r"= f32(\[[\d,]*\])\S* (?:copy|transpose)\(")
+PER_ROW = 150
+MOVED = re.compile(r"= \w+(\[[\d,]*\])\S* (?:copy|transpose|convert)\(")
 
 
-def test_compiled_decode_copies_no_weight_and_no_cache():
-    model = tiny_model("llama")
-    cache = ij.init_cache(model.config, num_pages=1 + 2 * PER_ROW, exec=EXEC)
+@pytest.mark.parametrize("kv_dtype", [None, "int8", "float8_e4m3fn"])
+def test_compiled_decode_copies_no_weight_and_no_cache(kv_dtype):
+    model, exec = tiny_model("llama"), ij.Exec(page_size=8, kv_dtype=kv_dtype)
+    cache = ij.init_cache(model.config, num_pages=1 + 2 * PER_ROW, exec=exec)
     table = jnp.arange(1, 1 + 2 * PER_ROW, dtype=jnp.int32).reshape(2, PER_ROW)
     state = ij.init_state(
         jnp.ones((2, 5), jnp.int32),
@@ -27,7 +29,7 @@ def test_compiled_decode_copies_no_weight_and_no_cache():
         room=16,
     )
     jitted: Any = _decode
-    step = jitted.lower(model.params, cache, state, config=model.config, steps=4, exec=EXEC)
+    step = jitted.lower(model.params, cache, state, config=model.config, steps=4, exec=exec)
     compiled = step.compile()
     large = [*jax.tree.leaves(cache), *(w for w in jax.tree.leaves(model.params) if w.ndim > 1)]
     shapes = {"[" + ",".join(map(str, x.shape)) + "]" for x in large}

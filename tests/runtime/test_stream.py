@@ -28,14 +28,15 @@ def test_stream_equals_generate(temperature):
     assert events[-1].finish_reason == "length"
 
 
-def test_stream_grows_its_cache_without_changing_the_reply(monkeypatch):
+@pytest.mark.parametrize("kv_dtype", [None, "int8"])
+def test_stream_grows_its_cache_without_changing_the_reply(monkeypatch, kv_dtype):
     params = ij.SamplingParams(
         temperature=0.0, max_tokens=16, ignore_eos=True, repetition_penalty=1.3
     )
-    want = streamed(params)[0]
+    want = streamed(params, exec=ij.Exec(kv_dtype=kv_dtype))[0]
     monkeypatch.setattr(generation, "FIRST_ROOM", 8)
     monkeypatch.setattr(generation, "SMALLEST_CAPACITY", 16)
-    assert streamed(params, exec=ij.Exec(page_size=8))[0] == want
+    assert streamed(params, exec=ij.Exec(page_size=8, kv_dtype=kv_dtype))[0] == want
 
 
 def test_stream_without_a_limit_ends_at_the_context():
