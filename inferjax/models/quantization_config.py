@@ -25,7 +25,15 @@ _LAYER_NAMES = {"modules_to_not_convert", "modules_in_block_to_quantize", "lm_he
 _LAYER_NAMES |= {"block_name_to_quantize", "module_name_preceding_first_block"}
 # How the weights were found, and on which text.
 _HOW_MADE = {"damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "mse"}
-_HOW_MADE |= {"act_group_aware", "dataset", "tokenizer", "batch_size", "pad_token_id"}
+_HOW_MADE |= {
+    "act_group_aware",
+    "hyb_act",
+    "group_aware_reordering",
+    "dataset",
+    "tokenizer",
+    "batch_size",
+    "pad_token_id",
+}
 _HOW_MADE |= {"model_seqlen", "cache_block_outputs", "model_name_or_path", "model_file_base_name"}
 # Which kernel other libraries run, and what they fuse for it.
 _HOW_RUN = {"backend", "use_exllama", "use_exllama_v2", "disable_exllama", "exllama_config"}
@@ -93,7 +101,7 @@ def _read_gptq(reader: ConfigReader) -> StoredFormat:
     for key in ("adapter", "rotation"):
         reader.expect(key, {})
     offsets = {"gptq": 1, "gptq_v2": 0}
-    varies = bool(reader.value("dynamic"))
+    varies = _varies(reader)
     symmetric, act_order = reader.flag("sym", False), reader.flag("desc_act", False)
     if varies or reader.value("desc_act") is None:
         act_order = None
@@ -119,7 +127,7 @@ def _read_awq(reader: ConfigReader) -> StoredFormat:
         method="awq",
         bits=_bits(reader, _given(reader, "bits", "w_bit"), BITS["awq"]),
         group=_group(reader, _given(reader, "group_size", "q_group_size")),
-        varies=bool(reader.value("dynamic")),
+        varies=_varies(reader),
     )
 
 
@@ -147,6 +155,11 @@ def _group(reader: ConfigReader, key: str) -> int:
     if group == 0:
         reader.refuse(key, group, "it must be -1 or a number of inputs")
     return max(group, 0)
+
+
+def _varies(reader: ConfigReader) -> bool:
+    """Tell whether layers may have bits and groups of their own, by either name of that setting."""
+    return any(reader.value(key) for key in ("dynamic", "dynamic_bits"))
 
 
 def _quantizer(reader: ConfigReader) -> object:

@@ -115,7 +115,9 @@ def test_keys_that_are_absent_promise_nothing():
 def test_what_overrides_layers_keeps_promises_for_none():
     stored = read(AUTO_GPTQ | {"dynamic": {".*": {"sym": False}}})
     assert (stored.symmetric, stored.act_order, stored.varies) == (False, None, True)
-    assert read(AUTO_GPTQ | {"dynamic": {}}).symmetric
+    assert read(AUTO_GPTQ | {"dynamic": {}, "hyb_act": False}).symmetric
+    assert read(AUTO_GPTQ | {"dynamic_bits": {".*": 8}}).varies
+    assert read(AUTO_AWQ | {"dynamic": {".*": {"group_size": 32}}}).varies
 
 
 @pytest.mark.parametrize(
