@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
-from pallas_kernels.paged_attention import transforms
+from pallas_kernels.paged_attention import codes, transforms
 from pallas_kernels.paged_attention.combine import combine
 from pallas_kernels.paged_attention.gpu_targets import (
     MMA_ROWS,
@@ -29,8 +29,8 @@ PAGE_SIZES = (16, 32, 64)
 # Keys that are read at a time: as many as a tensor core multiplies at once.
 BLOCK = MMA_ROWS
 STAGES = 2
-# Registers hold the sums of a tile, its rows times the width, in four warps.
-MAX_ROWS, MAX_SUMS = 64, 8192
+# Registers hold a tile's sums, its rows times the width; of 64 rows some would be spilled.
+MAX_ROWS, MAX_SUMS = 32, 4096
 # A smaller share of the keys is not worth an instance and its part in `combine`.
 MIN_SHARE = 256
 
@@ -80,14 +80,18 @@ def unsupported(q: Array, pool: Array, value_dim: int, target: Target) -> str | 
     planes, page_size, width = pool.shape[3:]
     if planes != 2 or value_dim != width:
         return "the GPU kernel does not attend to latents"
-    if q.dtype.name not in DTYPES or pool.dtype != q.dtype:
+    coded = pool.dtype.name in codes.LARGEST
+    if q.dtype.name not in DTYPES or not (coded or pool.dtype == q.dtype):
         return (
-            f"the GPU kernel takes queries and pages that are both {' or '.join(DTYPES)}, "
-            f"not {q.dtype.name} and {pool.dtype.name}"
+            f"the GPU kernel takes queries of {' or '.join(DTYPES)} and pages of the same or of "
+            f"codes, not {q.dtype.name} and {pool.dtype.name}"
         )
     if width not in WIDTHS:
         return f"the GPU kernel takes heads of {', '.join(map(str, WIDTHS))}, not {width}"
-    sizes = [s for s in PAGE_SIZES if copies_page(target, s, width)]
+    if coded and target.copies != "tma":
+        return "the GPU kernel reads codes on sm_90 and later"
+    # A box of memory lands on a multiple of 128 bytes: the factors of 64 tokens.
+    sizes = [s for s in PAGE_SIZES if (s == BLOCK if coded else copies_page(target, s, width))]
     if page_size not in sizes:
         return f"the GPU kernel reads pages of {', '.join(map(str, sizes))}, not {page_size}"
     return None
@@ -133,7 +137,6 @@ def attend(
     # A second of imports that only GPUs need.
     from pallas_kernels.paged_attention import gpu_kernel
 
-    del factors
     batch, tokens, heads, group, width = q.shape
     num_keys = block_table.shape[1] * pool.shape[4]
     rows, tiles = _tiles(tokens * group, width)
@@ -153,6 +156,7 @@ def attend(
     parts = gpu_kernel.attend(
         _padded(by_head.swapaxes(2, 3), rows * tiles, 0).swapaxes(2, 3),
         pool,
+        factors,
         _in_range(layers, pool.shape[0]),
         _in_range(block_table, pool.shape[1]),
         _bounds(limits, tiles),

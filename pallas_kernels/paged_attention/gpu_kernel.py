@@ -4,6 +4,9 @@ Products are swapped: keys times queries, then values times weights, both transp
 multiplies at least 64 rows at a time, and a decode step has a handful of queries but always a page
 of keys: swapped, 64 keys fill the rows and the queries are columns, of which 8 are enough.
 
+Tensor cores multiply 16-bit numbers: codes of 8 bits are widened into shared memory first, which is
+faster than the memory they come from. Their factors multiply scores, and weights.
+
 A block of keys is a whole number of pages. Blocks come through a ring of `stages` slots in shared
 memory; the next is asked for as soon as a slot has been read by every warp.
 """
@@ -47,6 +50,7 @@ class _Sizes:
 
     plan: Plan
     dtype: Any
+    pool_dtype: Any
     page: int
     width: int
     interpret: bool
@@ -70,6 +74,11 @@ class _Sizes:
         return self.width if len(self.starts) == 1 else MMA_ROWS
 
     @property
+    def coded(self) -> bool:
+        """Return whether pages hold codes."""
+        return self.pool_dtype != self.dtype
+
+    @property
     def layout(self) -> Any:
         """Return how threads hold a product."""
         if self.plan.target.product == "wgmma":
@@ -89,6 +98,7 @@ class _Sizes:
 def attend(
     q: Float[Array, "B K R W"],
     pool: Num[Array, "L P K 2 S W"],
+    factors: Float[Array, "..."],
     layers: Int[Array, " B"],
     table: Int[Array, "B M"],
     bounds: Int[Array, "B tiles 2"],
@@ -101,10 +111,16 @@ def attend(
 
     A tile of `plan.rows` rows sees keys from `bounds[..., 0]` to before `bounds[..., 1]`, each of
     its rows those from `limits[:, 1]` to `limits[:, 0]`. Numbers of layers and pages are in range.
+    `factors` are those of a pool of codes, [L, P, K, 2, S], and otherwise not looked at.
     """
     batch, heads, _, width = q.shape
     sizes = _Sizes(
-        plan=plan, dtype=q.dtype, page=pool.shape[4], width=width, interpret=interpret is not None
+        plan=plan,
+        dtype=q.dtype,
+        pool_dtype=pool.dtype,
+        page=pool.shape[4],
+        width=width,
+        interpret=interpret is not None,
     )
     rows = (plan.splits, batch, heads, plan.tiles, plan.rows)
     wide = len(sizes.starts) * sizes.slice_width
@@ -122,7 +138,7 @@ def attend(
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
     )
-    sums, peaks, totals = kernel(q, pool, layers, table, bounds, limits)
+    sums, peaks, totals = kernel(q, pool, factors, layers, table, bounds, limits)
     sums = _joined(sizes, sums).swapaxes(-1, -2)
     flat = (plan.splits, batch, heads, plan.tiles * plan.rows)
     return sums.reshape(*flat, width), peaks.reshape(flat), totals.reshape(flat)
@@ -136,20 +152,27 @@ def _joined(sizes: _Sizes, sums: Float[Array, "... V N"]) -> Float[Array, "... W
     return jnp.concatenate([sums[..., :MMA_ROWS, :], sums[..., -fresh:, :]], axis=-2)
 
 
-_RING = ("keys_s", "values_s", "keys_here", "values_here")
+_RING = ("keys_s", "values_s", "keys_here", "values_here", "key_factors_s", "value_factors_s")
 
 
 def _scratch(sizes: _Sizes) -> dict[str, Any]:
     plan = sizes.plan
     tiled = _tiled(swizzle(sizes.width), sizes.dtype)
-    ring = plgpu.SMEM((plan.stages, sizes.keys, sizes.width), sizes.dtype, transforms=tiled)
-    scratch = {
-        "keys_s": ring,
-        "values_s": ring,
-    }
+    pages = tiled
+    if sizes.coded:
+        # The largest power of two that divides a row of bytes.
+        pages = _tiled(min(128, sizes.width & -sizes.width), sizes.pool_dtype)
+    ring = plgpu.SMEM((plan.stages, sizes.keys, sizes.width), sizes.pool_dtype, transforms=pages)
+    scratch = {"keys_s": ring, "values_s": ring}
     if plan.target.copies == "cp.async":
         return scratch | {"weights_s": plgpu.SMEM((sizes.keys, plan.rows), sizes.dtype)}
-    barriers = plgpu.Barrier(num_arrivals=plan.pages_per_block, num_barriers=plan.stages)
+    if sizes.coded:
+        wide_codes = plgpu.SMEM((sizes.keys, sizes.width), sizes.dtype, transforms=tiled)
+        key_factors = plgpu.SMEM((plan.stages, sizes.keys), jnp.bfloat16)
+        scratch |= {"wide_keys_s": wide_codes, "wide_values_s": wide_codes}
+        scratch |= {"key_factors_s": key_factors, "value_factors_s": key_factors}
+    arrivals = plan.pages_per_block * (2 if sizes.coded else 1)
+    barriers = plgpu.Barrier(num_arrivals=arrivals, num_barriers=plan.stages)
     wide = len(sizes.starts) * sizes.slice_width
     per_row = plgpu.SMEM((plan.rows,), jnp.float32)
     sums = _tiled(min(128, 4 * plan.rows), jnp.float32)
@@ -200,8 +223,11 @@ class _Ring:
     sizes: _Sizes
     share: _Share
     page_at: Callable[[Array, int], Any]
+    factors_at: Callable[[Array, int], Any]
     keys_s: Any
     values_s: Any
+    key_factors_s: Any = None
+    value_factors_s: Any = None
     keys_here: Any = None
     values_here: Any = None
 
@@ -222,17 +248,18 @@ class _Ring:
         """Ask for a block's pages: a box of memory for the keys of each, and one for its values."""
         page, per_block = self.sizes.page, self.sizes.plan.pages_per_block
         last_page = lax.div(jnp.maximum(self.share.last - 1, 0), jnp.int32(page))
-        for plane, ring, here in (
-            (KEYS, self.keys_s, self.keys_here),
-            (VALUES, self.values_s, self.values_here),
+        for plane, ring, factors, here in (
+            (KEYS, self.keys_s, self.key_factors_s, self.keys_here),
+            (VALUES, self.values_s, self.value_factors_s, self.values_here),
         ):
+            there = None if here is None else here.at[slot]
             for j in range(per_block):
                 # Beyond the last page a block is masked: any page will do, and this one is at hand.
                 number = jnp.minimum((self.share.block + index) * per_block + j, last_page)
-                place = ring.at[slot, pl.ds(j * page, page)]
-                self.ask(
-                    self.page_at(number, plane), place, None if here is None else here.at[slot]
-                )
+                place = pl.ds(j * page, page)
+                self.ask(self.page_at(number, plane), ring.at[slot, place], there)
+                if factors is not None:
+                    self.ask(self.factors_at(number, plane), factors.at[slot, place], there)
 
     def ask(self, source: Any, place: Any, here: Any) -> None:
         """Ask for a box of memory; a barrier tells that it is here."""
@@ -292,6 +319,7 @@ def _attend_tile(
     sizes: _Sizes,
     q_g: Any,
     pool_g: Any,
+    factors_g: Any,
     layers_g: Any,
     table_g: Any,
     bounds_g: Any,
@@ -310,6 +338,7 @@ def _attend_tile(
         sizes=sizes,
         share=_share_of(sizes, bounds_g[row, tile, 0], bounds_g[row, tile, 1]),
         page_at=lambda number, plane: pool_g.at[layer, table_g[row, number], head, plane],
+        factors_at=lambda number, plane: factors_g.at[layer, table_g[row, number], head, plane],
         **{name: scratch[name] for name in _RING if name in scratch},
     )
     rows = pl.ds(tile * plan.rows, plan.rows)
@@ -329,7 +358,8 @@ def _attend_tile(
     weights_s = scratch["weights_s"] if "q_s" not in scratch else scratch["weights_s"].T
 
     def step(index: Array, sums: Sums) -> Sums:
-        return _attend_block(sizes, ring, index, sums, (newest, oldest), queries, weights_s)
+        wide = scratch.get("wide_keys_s"), scratch.get("wide_values_s")
+        return _attend_block(sizes, ring, index, sums, (newest, oldest), queries, weights_s, wide)
 
     start = (
         tuple(sizes.zeros(sizes.slice_width, plan.rows) for _ in sizes.starts),
@@ -370,24 +400,34 @@ def _attend_block(
     limits: tuple[Array, Array],
     queries: Any,
     weights_s: Any,
+    wide: tuple[Any, Any],
 ) -> Sums:
     """Add a block's keys to running sums by online softmax; ask for the one that takes its slot."""
     slices, peak, total = sums
     slot = ring.slot(index)
-    values = ring.values_s.at[slot]
+    keys, values = ring.keys_s.at[slot], ring.values_s.at[slot]
     key_pos = (ring.share.block + index) * sizes.keys
     ring.wait_for_keys(slot)
-    scores = _masked_scores(sizes, _scores(sizes, ring.keys_s.at[slot], queries), key_pos, limits)
+    if sizes.coded:
+        keys = _widened(sizes, keys, wide[0])
+        ring.join_warps()
+    products = _product(sizes, None, (sizes.keys, sizes.plan.rows), keys, queries.T)
+    if sizes.coded:
+        products = products * _factors(sizes, ring.key_factors_s.at[slot])
+    scores = _masked_scores(sizes, products, key_pos, limits)
     new_peak = jnp.maximum(peak, scores.max(axis=0))
     kept = jnp.exp2(peak - new_peak)
     weights = jnp.exp2(scores - lax.broadcast_in_dim(new_peak, scores.shape, [1]))
     total = total * kept + weights.sum(axis=0)
-    if sizes.plan.target.copies == "cp.async":
-        plgpu.store(weights_s, weights.astype(sizes.dtype), optimized=False)
-    else:
-        weights_s[...] = weights.astype(sizes.dtype)
     ring.wait_for_values(slot)
-    _blank_dead_values(sizes, values, key_pos, ring.share)
+    if sizes.coded:
+        # A code is finite, its factor may not be: no weight, no factor.
+        weighed = weights * _factors(sizes, ring.value_factors_s.at[slot])
+        weights = jnp.where(weights > 0.0, weighed, 0.0)
+        values = _widened(sizes, values, wide[1])
+    else:
+        _blank_dead_values(sizes, values, key_pos, ring.share)
+    _store_weights(sizes, weights, weights_s)
     # Every warp reads what all of them wrote.
     ring.join_warps()
     slices = tuple(
@@ -400,6 +440,31 @@ def _attend_block(
     ring.join_warps()
     ring.fetch(index + sizes.plan.stages)
     return slices, new_peak, total
+
+
+def _store_weights(sizes: _Sizes, weights: Float[Array, "S N"], weights_s: Any) -> None:
+    if sizes.plan.target.copies == "cp.async":
+        plgpu.store(weights_s, weights.astype(sizes.dtype), optimized=False)
+    else:
+        weights_s[...] = weights.astype(sizes.dtype)
+
+
+def _widened(sizes: _Sizes, codes_s: Any, wide_s: Any) -> Any:
+    """Write what codes stand for before factors, which 16 bits hold exactly."""
+    codes = codes_s[...]
+    if sizes.pool_dtype == jnp.uint8:
+        # No instruction makes bfloat16 of float8.
+        codes = lax.bitcast_convert_type(codes, jnp.float8_e4m3fn).astype(jnp.float16)
+        if sizes.dtype != jnp.float16:
+            codes = codes.astype(jnp.float32)
+    wide_s[...] = codes.astype(sizes.dtype)
+    return wide_s
+
+
+def _factors(sizes: _Sizes, factors_s: Any) -> Float[Array, "S N"]:
+    """Return the factor of every key, for all rows."""
+    held = plgpu.load(factors_s, layout=sizes.layout.reduce(1), optimized=False)
+    return lax.broadcast_in_dim(held.astype(jnp.float32), (sizes.keys, sizes.plan.rows), [0])
 
 
 def _masked_scores(
@@ -430,12 +495,6 @@ def _blank_dead_values(sizes: _Sizes, values: Any, key_pos: Array, share: _Share
             part = values.at[:, pl.ds(start, sizes.tile_width)]
             held = plgpu.load(part, layout=sizes.layout, optimized=False)
             part[...] = jnp.where(live, held, jnp.zeros_like(held))
-
-
-def _scores(sizes: _Sizes, keys: Any, queries: Any) -> Float[Array, "S N"]:
-    """Return the products of a block's keys and a tile's queries."""
-    shape = (sizes.keys, sizes.plan.rows)
-    return _product(sizes, None, shape, keys, queries.T)
 
 
 def _weighed(sizes: _Sizes, sums: Array, values: Any, start: int, weights: Any) -> Array:

@@ -72,6 +72,19 @@ def test_gpu_kernel_equals_dense_float64_and_ignores_what_is_dead(name: str):
     np.testing.assert_allclose(got, dense_float64(case, rounded), **ATTENTION_BF16_WEIGHTS)
 
 
+CODED = {
+    "int8": make_case(new_tokens=(1, 3), context=(200, 7), q_per_kv=3, page_size=64, sinks=True),
+    "uint8": make_case(new_tokens=(1,), context=(150,), width=96, page_size=64, window=70),
+}
+
+
+@pytest.mark.parametrize("dtype", CODED)
+def test_gpu_kernel_reads_codes(dtype: str):
+    case = CODED[dtype]
+    got, rounded = attend(case, make_arrays(case, poison=np.nan), dtype=dtype, splits=1)
+    np.testing.assert_allclose(got, dense_float64(case, rounded), **ATTENTION_BF16_WEIGHTS)
+
+
 def test_gpu_kernel_computes_in_float16():
     case = CASES["heads and groups"]
     got, rounded = attend(case, make_arrays(case, poison=np.nan), dtype="float16", splits=1)
@@ -211,6 +224,7 @@ def abstract(*, dtype="bfloat16", pool_dtype=None, width=64, page_size=16, plane
         "block_table": array((2, 4), jnp.int32),
         "positions": array((2, 1), jnp.int32),
         "lengths": array((2,), jnp.int32),
+        "factors": array((2, 9, 2, 2, page_size), jnp.bfloat16) if pool_dtype == "int8" else None,
     }
 
 
@@ -227,10 +241,12 @@ def traced(implementation: str, arrays: dict, value_dim: int | None = None):
     ("name", "arrays", "text"),
     [
         (None, {}, "no NVIDIA GPU"),
-        ("sm_75", {}, "the GPU at hand is sm_75"),
+        ("sm_75", {}, "sm_80, sm_90, sm_100, not sm_75"),
         ("sm_90", {"planes": 1}, "latents"),
         ("sm_90", {"dtype": "float32"}, "not float32 and float32"),
         ("sm_90", {"pool_dtype": "float16"}, "not bfloat16 and float16"),
+        ("sm_90", {"pool_dtype": "int8"}, "pages of 64, not 16"),
+        ("sm_80", {"pool_dtype": "int8", "page_size": 64}, "codes on sm_90 and later"),
         ("sm_90", {"width": 80}, "heads of 64, 96, 128, 256, not 80"),
         ("sm_90", {"page_size": 8}, "pages of 16, 32, 64, not 8"),
         ("sm_80", {"page_size": 16}, "pages of 32, 64, not 16"),
@@ -249,6 +265,13 @@ def test_auto_takes_the_kernel_for_a_gpu_and_not_for_a_cpu(on_gpu):
     auto = traced("auto", abstract())
     assert "mosaic_gpu" in auto.lower(lowering_platforms=("cuda",)).as_text()
     assert "mosaic_gpu" not in auto.lower(lowering_platforms=("cpu",)).as_text()
+
+
+def test_older_jax_is_refused_where_it_cannot_compile(monkeypatch):
+    monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
+    assert gpu_targets.target_for("sm_90").product == "wgmma"
+    with pytest.raises(KernelUnavailable, match="on sm_100 the kernels need jax 0"):
+        gpu_targets.target_for("sm_100")
 
 
 def test_unknown_target_is_refused():
