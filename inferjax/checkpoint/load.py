@@ -11,6 +11,7 @@ import numpy as np
 import tqdm
 
 from inferjax.checkpoint.matching import match_tensors
+from inferjax.checkpoint.memory import return_free_memory
 from inferjax.checkpoint.opened import (
     Checkpoint,
     find_model,
@@ -107,8 +108,8 @@ def _load_stored(
     try:
         config = checkpoint.config(max_context)
         config = dataclasses.replace(config, dtype=_weights_dtype(dtype, config))
-        params = _read_params(checkpoint, config, mode, progress)
         tokenizer = read_tokenizer(checkpoint.path, checkpoint.gguf and checkpoint.file.metadata)
+        params = _read_params(checkpoint, config, mode, progress)
     finally:
         checkpoint.file.close()
     return Model(
@@ -169,6 +170,8 @@ def _weights_dtype(wanted: Any, config: ModelConfig) -> str:
 
 def _read_params(checkpoint: Checkpoint, config: ModelConfig, mode: Mode, progress: bool) -> Params:
     leaves, treedef = match_tensors(checkpoint, config, mode)
+    # What was freed so far, the tokenizer's building above all, would add to the peak.
+    return_free_memory()
     bar = tqdm.tqdm(
         total=sum(leaf.num_bytes for leaf in leaves),
         desc="loading weights",

@@ -1,10 +1,11 @@
 """Memory for weights: what XLA takes over without a copy, and what is used again and again."""
 
+import ctypes
 import math
 import mmap
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from jaxtyping import Shaped, UInt8
@@ -41,6 +42,12 @@ def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> AnyValues:
     if out.nbytes < _OWN_PAGES_BYTES:
         out.fill(0)
     return out
+
+
+def return_free_memory() -> None:
+    """Give freed memory that the heap keeps back to the system, where the C library can."""
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_aligned(values: AnyValues) -> bool:

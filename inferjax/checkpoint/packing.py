@@ -14,7 +14,7 @@ from jaxtyping import Float, Shaped
 from inferjax.checkpoint.columns import Columns
 from inferjax.checkpoint.memory import aligned_zeros
 from inferjax.checkpoint.stored_codes import CodeLayout, StoredCodes
-from inferjax.checkpoint.tensor_file import PIECE_ELEMENTS, TensorFile, quoted
+from inferjax.checkpoint.tensor_file import CODE_ELEMENTS, TensorFile, quoted
 from inferjax.checkpoint.values import read_values, refuse_values
 from inferjax.models.gguf_format import Part
 from inferjax.models.params import ArraySpec
@@ -123,7 +123,7 @@ def _value_rows(
     """Yield some rows after the other; an array is valid until the next is asked for."""
     length = part.shape[-1]
     num_rows = math.prod(part.shape) // length
-    step = max(LANES, PIECE_ELEMENTS // length // LANES * LANES)
+    step = max(LANES, CODE_ELEMENTS // length // LANES * LANES)
     buffer = np.empty((min(step, num_rows), length), dtype)
     for first in range(0, num_rows, step):
         rows = buffer[: num_rows - first]

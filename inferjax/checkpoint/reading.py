@@ -17,7 +17,7 @@ from jaxtyping import Array
 from inferjax.checkpoint.matching import Leaf
 from inferjax.checkpoint.memory import AnyValues, Room, Scratch, Take, aligned_empty, is_aligned
 from inferjax.checkpoint.packing import Packing, read_packed
-from inferjax.checkpoint.tensor_file import PIECE_ELEMENTS, TensorFile, quoted
+from inferjax.checkpoint.tensor_file import CODE_ELEMENTS, TensorFile, quoted
 from inferjax.checkpoint.values import extremes_are_finite, read_values, refuse_values
 from inferjax.models.gguf_format import Stored
 from inferjax.quant.leaf import PackedLeaf
@@ -26,7 +26,7 @@ MAX_THREADS = 8
 # Small leaves may be built side by side even where none is large.
 _MIN_ROOM_BYTES = 32 * 2**20
 # What a few rows take as they are stored, as values, rounded, and as codes.
-_PACKING_BYTES = 32 * PIECE_ELEMENTS
+_PACKING_BYTES = 32 * CODE_ELEMENTS
 _SCRATCH = Scratch()
 
 

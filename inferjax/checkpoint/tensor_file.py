@@ -24,6 +24,8 @@ from inferjax.errors import CheckpointError
 
 # Elements that are read, converted and checked at a time: they stay in the processor's cache.
 PIECE_ELEMENTS = 2**18
+# The same for codes, which become values, codes again and words on the way into a packed weight.
+CODE_ELEMENTS = 2**16
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 
 
@@ -174,7 +176,7 @@ class MappedTensors:
         if self._decode_codes is None or tensor.entry.codes is None or begin % row or end % row:
             raise ValueError(f"elements {begin} to {end} of {name!r} are no rows of codes")
         # Sixteen rows become columns that lie side by side.
-        step = max(16, PIECE_ELEMENTS // row // 16 * 16)
+        step = max(16, CODE_ELEMENTS // row // 16 * 16)
         for _, raw in _rows_of(tensor, row, range(begin // row, end // row, step)):
             yield self._decode_codes(tensor, raw)
 

@@ -13,7 +13,7 @@ from inferjax.checkpoint.columns import find_columns
 from inferjax.checkpoint.load import load
 from inferjax.checkpoint.packing import Packing, read_packed
 from inferjax.checkpoint.safetensors import open_safetensors
-from inferjax.checkpoint.tensor_file import PIECE_ELEMENTS
+from inferjax.checkpoint.tensor_file import CODE_ELEMENTS
 from inferjax.errors import CheckpointError, PackedWeightsWarning, UnsupportedConfig
 from inferjax.models.gguf_format import Part, Stored
 from inferjax.models.params import ArraySpec
@@ -113,7 +113,7 @@ def test_every_scheme_is_read(scheme):
 
 
 def test_packing_takes_little_memory_beside_the_leaf(tmp_path):
-    rows, num_in = 12 * PIECE_ELEMENTS // 256 + 5, 256
+    rows, num_in = 12 * CODE_ELEMENTS // 256 + 5, 256
     values = np.random.default_rng(0).normal(size=(rows, num_in)).astype(np.float16)
     safetensors.numpy.save_file({"w": values}, tmp_path / "m.safetensors")
     file = open_safetensors(tmp_path / "m.safetensors")
@@ -124,8 +124,8 @@ def test_packing_takes_little_memory_beside_the_leaf(tmp_path):
     leaf = read_packed(file, (part,), packing, "here")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert leaf.nbytes > 4 * 0.6 * PIECE_ELEMENTS
-    assert peak < 32 * PIECE_ELEMENTS  # large arrays that stay are outside of the heap
+    assert leaf.nbytes > 4 * 0.6 * CODE_ELEMENTS
+    assert peak < 32 * CODE_ELEMENTS  # large arrays that stay are outside of the heap
     wanted = pack_leaf(values.astype(np.float32), spec, SCHEMES["int4"])
     jax.tree.map(np.testing.assert_array_equal, leaf, wanted)
 
