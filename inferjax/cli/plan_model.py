@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from inferjax.checkpoint.hub import Hub
+from inferjax.checkpoint.hub_files import HubId
 from inferjax.cli.setup import cache_folder
 from inferjax.config import ModelConfig
 from inferjax.errors import UnsupportedModel
@@ -26,7 +28,7 @@ class Found:
     stored: Callable[[str], tuple[Leaf, ...]] | None = None
 
 
-def find_facts(source: str) -> Found:
+def find_facts(source: str, *, hub: Hub | None = None) -> Found:
     """Return what is known of a model by its name or path.
 
     Raises: UnsupportedModel for a name that is nowhere; CheckpointError, UnsupportedConfig.
@@ -46,7 +48,7 @@ def find_facts(source: str) -> Found:
     if is_public(source) or (hub_id is None and source not in known):
         return Found(name=source, config=public_config(source))
     if hub_id is not None:
-        return Found(name=source, config=_of_hub(hub_id))
+        return Found(name=source, config=_of_hub(hub_id, hub))
     return _of_path(source, find_model(source, cache_folder(), progress=False))
 
 
@@ -99,7 +101,7 @@ def _stored_leaves(path: Path, dtype: str) -> tuple[Leaf, ...]:
     return loaded_leaves(config, treedef.unflatten(arrays))
 
 
-def _of_hub(hub_id: Any) -> ModelConfig:
+def _of_hub(hub_id: HubId, hub: Hub | None) -> ModelConfig:
     """Return the facts of a repository from its small files.
 
     Raises: UnsupportedModel for one without config.json.
@@ -109,7 +111,7 @@ def _of_hub(hub_id: Any) -> ModelConfig:
     from inferjax.models.family import read_config
     from inferjax.models.registry import family_for
 
-    folder, _ = fetch_small_files(hub_id)
+    folder, _ = fetch_small_files(hub_id, hub=hub)
     if not (folder / CONFIG_NAME).is_file():
         raise UnsupportedModel(
             f"{hub_id.repo} has no {CONFIG_NAME}",
