@@ -10,7 +10,12 @@ from pallas_kernels import native
 from pallas_kernels.native import build
 
 HERE = Path(__file__).parent
-DRIVERS = {"quant_matmul": "driver.cc", "paged_attention": "attention_driver.cc"}
+# A driver, and the folder whose loops it runs.
+DRIVERS = {
+    "quant_matmul": ("driver.cc", "quant_matmul"),
+    "grouped_matmul": ("grouped_driver.cc", "quant_matmul"),
+    "paged_attention": ("attention_driver.cc", "paged_attention"),
+}
 FLAGS = ["-std=c++17", "-g1", "-pthread", "-fno-sanitize-recover=all", "-ffp-contract=off"]
 
 
@@ -23,7 +28,8 @@ def compile_driver(folder: Path, kernel: str, sanitizer: str, level: str) -> Pat
     best = native.variants()[-1] if native.available() else "portable"
     command = [build.find_compiler(), *FLAGS, level, f"-fsanitize={sanitizer}", "-w"]
     command += ["-I", str(build.ROOT.parent), "-I", str(HERE.parents[1])]
-    source, loops = HERE / DRIVERS[kernel], build.ROOT / kernel / "cpu_kernel.cc"
+    driver_name, kernel_of_loops = DRIVERS[kernel]
+    source, loops = HERE / driver_name, build.ROOT / kernel_of_loops / "cpu_kernel.cc"
     driver = [f"-DPK_HAS_{best.upper()}", "-c", str(source), "-o", str(folder / "driver.o")]
     jobs = [[*command, *driver]]
     for name in sorted({"portable", best}):
