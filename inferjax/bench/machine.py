@@ -29,7 +29,7 @@ from inferjax.quant.linear import linear
 from inferjax.runtime.steps import decode
 
 # Enough weights that none is left in a cache when it is read again.
-_STREAM_BYTES = 384 << 20
+_MOST_BYTES = 512 << 20
 _SMALL_WIDTH = 64
 _STEPS = 16
 _CONTEXTS = (64, 1024)
@@ -43,7 +43,11 @@ def measure_chip(
     repeats: int = 5,
     watts: float | None = None,
 ) -> Chip:
-    """Measure this machine at steps of some numbers of rows; nothing else should run."""
+    """Measure this machine at steps of some numbers of rows; nothing else should run.
+
+    The cache has the dtype of the model's.
+    """
+    exec = dataclasses.replace(exec, kv_dtype=model.kv_dtype)
     dtype = "float32" if model.activation_bytes == 4 else "bfloat16"
     bandwidth = limits.measure_bandwidth_gbps() * 1e9
     flops = limits.measure_matmul_gflops(dtype=dtype) * 1e9
@@ -72,7 +76,7 @@ def _measure_rows(model: Model, rows: int, exec: Exec, repeats: int, bandwidth: 
     short = min(_CONTEXTS[0], longest)
     short_s = _decode_s(params, small, rows, short, exec, repeats)
     long_s = _decode_s(params, small, rows, longest, exec, repeats)
-    dtype = exec.kv_dtype or str(params.embed.dtype)
+    dtype = model.kv_dtype
     more = rows * (read_bytes(small, longest, dtype) - read_bytes(small, short, dtype))
     kv_bytes_s = more / (long_s - short_s) if more and long_s > short_s else bandwidth
     small_bytes = sum(leaf.num_bytes for leaf in loaded_leaves(small, params))
@@ -86,20 +90,16 @@ def _measure_rows(model: Model, rows: int, exec: Exec, repeats: int, bandwidth: 
 
 
 def measure_products(
-    model: Model, rows: int, *, num_bytes: int = _STREAM_BYTES, repeats: int = 5
+    model: Model, rows: int, *, most_bytes: int = _MOST_BYTES, repeats: int = 5
 ) -> float:
     """Return the bytes a second of weights in products with `rows` rows, one after the other.
 
-    Weights have the shapes and the format of the model's, and are more than caches hold.
+    There are as many weights as the model has, in its shapes and format, or the same share of each
+    kind where they are more than `most_bytes`.
     """
-    products = [leaf for leaf in model.leaves if is_product(leaf, model.config) and leaf.form]
-    products = products or [leaf for leaf in model.leaves if is_product(leaf, model.config)]
-    weights, size = [], 0
-    while size < num_bytes:
-        for leaf in products:
-            weight = _zero_matrix(leaf)
-            weights.append(weight)
-            size += weight.nbytes
+    products = [leaf for leaf in model.leaves if is_product(leaf, model.config)]
+    share = min(1.0, most_bytes / sum(leaf.num_bytes for leaf in products))
+    weights = [_zero_matrix(leaf) for leaf in products for _ in range(_some(leaf.count, share))]
     dtype = jnp.dtype("float32" if model.activation_bytes == 4 else "bfloat16")
 
     @jax.jit
@@ -110,7 +110,12 @@ def measure_products(
             carry = linear(x, weight, "BD,DF->BF")[:, :1]
         return carry
 
+    size = sum(weight.nbytes for weight in weights)
     return size / limits.median_seconds(lambda: run(weights), repeats)
+
+
+def _some(count: int, share: float) -> int:
+    return max(1, round(count * share))
 
 
 def _zero_matrix(leaf: Leaf) -> Any:

@@ -177,6 +177,12 @@ def model_and_chip(args: argparse.Namespace) -> tuple[Any, Any]:
     from inferjax.planner import chip_named, make_model
 
     is_local = args.chip.lower() in LOCAL
+    if is_local and args.chips != 1:
+        raise InvalidInput(
+            f"--chip {args.chip} --chips {args.chips}",
+            why="this machine is measured as one chip; links between several are not measured",
+            fix="leave --chips out, or name a chip of the table",
+        )
     chip = None if is_local else chip_named(args.chip)
     found = find_facts(args.model)
     dtype = args.dtype or (_local_dtype(found.config.dtype) if is_local else found.config.dtype)

@@ -17,7 +17,7 @@ from inferjax.planner.work import weight_size
 RESERVED_SHARE = 0.1
 # The schemes that are offered where a model does not fit, widest first.
 _NARROWER = ("int8", "int4-g128")
-_MOST_CHIPS = 4096
+MOST_CHIPS = 4096
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ def what_would_fit(chip: Chip, model: Model, mesh: Mesh, sizes: Sizes, room: Roo
 def smallest_that_fits(chip: Chip, model: Model, sizes: Sizes, *, above: int) -> Mesh | None:
     """Return a mesh of the fewest chips that fits, among `above` times a power of two."""
     num_chips = 2 * above
-    while num_chips <= _MOST_CHIPS:
+    while num_chips <= MOST_CHIPS:
         found = fitting(chip, model, sizes, tuple(meshes(model.config, num_chips)))
         if found:
             return found[0]

@@ -1,9 +1,12 @@
 """What is asked of the chips."""
 
 import dataclasses
+import math
 
 from inferjax.errors import InvalidInput
 from inferjax.planner.fit import RESERVED_SHARE, Sizes
+
+MOST_CHUNKS = 4096
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +56,13 @@ class Load:
             f"reserved_share is {self.reserved_share}",
             "it is a share of memory",
         )
-        check(self.arrivals_s >= 0, f"arrivals_s is {self.arrivals_s}", "it is a rate")
-        check(self.network_s >= 0, f"network_s is {self.network_s}", "it is a time")
+        check(
+            self.prompt_tokens <= MOST_CHUNKS * self.chunk,
+            f"a prompt of {self.prompt_tokens} tokens in chunks of {self.chunk}",
+            f"at most {MOST_CHUNKS} chunks are planned",
+        )
+        check_amount("arrivals_s", self.arrivals_s)
+        check_amount("network_s", self.network_s)
 
     @property
     def prompt_tokens(self) -> int:
@@ -81,3 +89,11 @@ def check(holds: bool, what: str, why: str) -> None:
     """
     if not holds:
         raise InvalidInput(what, why=why, fix="give another number")
+
+
+def check_amount(name: str, amount: float) -> None:
+    """Refuse what is no amount of time, money or power.
+
+    Raises: InvalidInput.
+    """
+    check(0 <= amount < math.inf, f"{name} is {amount}", "it is finite, and no less than 0")

@@ -5,9 +5,9 @@ Pure functions of a model's config and a chip's row; nothing is loaded, compiled
 
 import dataclasses
 
-from inferjax.planner.fit import Room, check_fits, room_on
+from inferjax.planner.fit import MOST_CHIPS, Room, check_fits, room_on
 from inferjax.planner.hardware import Chip
-from inferjax.planner.load import Load, check
+from inferjax.planner.load import Load, check, check_amount
 from inferjax.planner.mesh import Mesh, check_mesh, meshes
 from inferjax.planner.mesh import notes as mesh_notes
 from inferjax.planner.model import Model
@@ -84,7 +84,7 @@ def make_plan(
 
     Raises: DoesNotFit, ShardingError, InvalidInput.
     """
-    check(num_chips >= 1, f"{num_chips} chips", "they count from 1")
+    check(1 <= num_chips <= MOST_CHIPS, f"{num_chips} chips", f"1 to {MOST_CHIPS} are planned for")
     longest, context = max(load.context, load.prompt_tokens), model.config.max_context
     check(longest <= context, f"{longest} tokens", f"the model's context is {context}")
     if mesh is not None:
@@ -106,10 +106,16 @@ def make_plan(
         first_token=first,
         cost=_cost(chip, best, load, own_s, price_per_chip_hour, watts),
         curve=tradeoff(model, chip, best.mesh, load),
-        notes=mesh_notes(model.config, best.mesh),
+        notes=_notes(model, best.mesh),
         speculation=_speculation(model, chip, best, load, drafts),
         prefix=_prefix(model, chip, best, load, room),
     )
+
+
+def _notes(model: Model, mesh: Mesh) -> tuple[str, ...]:
+    headless = model.config.head != "vocabulary"
+    said = "the model predicts no tokens: of its times only the prefill's means anything"
+    return (*([said] if headless else []), *mesh_notes(model.config, mesh))
 
 
 def prefill_time(model: Model, chip: Chip, mesh: Mesh, load: Load, cached: int) -> StepTime:
@@ -150,7 +156,7 @@ def _cost(
 ) -> Cost:
     num_chips, power = best.mesh.num_chips, chip.watts if watts is None else watts
     for name, given in (("price", price), ("watts", power)):
-        check(given is None or given >= 0, f"{name} is {given}", "it is no less than 0")
+        check_amount(name, given or 0.0)
     input_tok_s = best.mesh.num_groups * load.prompt_tokens / prefill_s
     return Cost(
         output_dollars_per_million=None
@@ -170,7 +176,7 @@ def _speculation(
 ) -> Speculation | None:
     if drafts is None:
         return None
-    check(drafts.share >= 0, f"share is {drafts.share}", "it is a share of a step's time")
+    check_amount("share", drafts.share)
     width = max(0, drafts.draft_len) + 1
     work = decode_work(
         model, best.mesh, batch=best.batch, context=load.context, tokens_per_sequence=width

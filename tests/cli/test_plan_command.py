@@ -125,6 +125,11 @@ def test_mesh_that_divides_badly_says_what_happens(capsys):
     assert "note: 1 key/value head on 4 chips: each is held 4 times" in out
 
 
+def test_model_without_a_head_for_tokens_says_so(tiny, capsys):
+    out = plan(capsys, str(tiny / "llama_classifier"), "--context=64")
+    assert "note: the model predicts no tokens" in out
+
+
 @pytest.mark.parametrize("kind", ["folder", "config", "config_alone"])
 def test_plan_of_a_path_reads_the_config_only(kind, tiny, tmp_path, capsys):
     copy = tmp_path / "anything.json"
@@ -156,6 +161,11 @@ def test_plot_is_a_png_of_every_mesh_that_fits(tmp_path, capsys):
         (("llama-3-8b", "--chips=8", "--tp=3"), "no mesh of 8 chips"),
         (("llama-3-8b", "--chips=8", "--ep=8"), "the model is dense"),
         (("llama-3-8b", "--chips=0"), "0 chips"),
+        (("llama-3-8b", "--chips=5000"), "1 to 4096 are planned for"),
+        (("llama-3-8b", "--chip=local", "--chips=2"), "measured as one chip"),
+        (("llama-3-8b", "--chunk=1", "--context=5000"), "at most 4096 chunks"),
+        (("llama-3-8b", "--price-per-chip-hour=inf"), "price is inf"),
+        (("llama-3-8b", "--tpot-ms=nan"), "a time per token of nan ms"),
         (("llama-3-8b", "--quantize=int3"), "there is no such scheme"),
         (("llama-3-8b", "--kv=int3"), "keys and values are not stored so"),
         (("llama-3-8b", "--batch=0"), "batch is 0"),

@@ -217,6 +217,8 @@ def test_fewest_chips_hold_the_load(llama):
         {"arrivals_s": -1.0},
         {"network_s": -0.1},
         {"arrivals_s": math.nan},
+        {"network_s": math.inf},
+        {"context": 8192, "chunk": 1},
     ],
     ids=str,
 )
