@@ -17,6 +17,23 @@ from inferjax.models.registry import family_for
 from inferjax.models.sources import Source
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "vocab_size": 320,
+}
+Q = "model.layers.0.self_attn.q_proj"
+DOWN = "model.layers.0.mlp.down_proj"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

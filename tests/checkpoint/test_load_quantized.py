@@ -5,10 +5,9 @@ import json
 import jax
 import numpy as np
 import pytest
-from make_quantized import Recipe, swap_layer, write_pair
+from make_quantized import DOWN, LLAMA, Q, Recipe, swap_layer, write_pair
 from numpy.testing import assert_array_equal
 from safetensors.numpy import load_file, save_file
-from test_quantized_file import DOWN, LLAMA, Q
 from tolerances import PARITY_LOGITS_F32
 
 import inferjax as ij
@@ -291,7 +290,7 @@ def test_shapes_that_imply_no_format_are_refused(tmp_path, part, value, text):
         load(packed)
 
 
-def test_codes_of_a_layer_are_its_leaf_s(tmp_path):
+def test_scales_of_a_leaf_are_those_of_its_layer(tmp_path):
     packed, _ = write_pair(tmp_path, LLAMA, Recipe(method="awq"))
     tensors = load_file(packed / "model.safetensors")
     leaf = load(packed).params.layers[0].ffn.w_down

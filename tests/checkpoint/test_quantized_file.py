@@ -4,29 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from make_quantized import Recipe, swap_layer, write_pair
+from make_quantized import DOWN, LLAMA, Q, Recipe, swap_layer, write_pair
 from numpy.testing import assert_array_equal
 
 from inferjax.checkpoint.opened import open_checkpoint
 from inferjax.checkpoint.quantized_file import QuantizedTensors
-
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float16",
-    "vocab_size": 320,
-}
-Q = "model.layers.0.self_attn.q_proj"
-DOWN = "model.layers.0.mlp.down_proj"
 
 RECIPES = {
     "awq": Recipe(method="awq"),
