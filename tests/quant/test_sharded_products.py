@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 from meshes import collectives, mesh_of
 
 from inferjax.errors import UnsupportedConfig
@@ -105,6 +105,14 @@ def test_a_split_leaf_outside_of_a_mesh_is_the_plain_product():
         laid = lay_out(leaf, split_of(kind))
         want = linear(x, leaf, KINDS[kind][5])
         np.testing.assert_array_equal(linear(x, laid, KINDS[kind][5]), want)
+
+
+@pytest.mark.parametrize("kind", ["gate and up", "rows"])
+def test_a_weight_that_lies_elsewhere_than_it_says_is_still_the_same(kind):
+    leaf, x, run = make_leaf(kind), make_x(kind), runs(KINDS[kind][5])
+    laid = lay_out(leaf, split_of(kind))
+    whole = jax.device_put(laid, NamedSharding(MESH, PartitionSpec()))
+    np.testing.assert_allclose(run(x, whole), run(x, leaf), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["vocabulary", "width of an embedding"])
