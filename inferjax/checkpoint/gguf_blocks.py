@@ -51,6 +51,12 @@ class BlockType:
     layout: CodeLayout | None = None
 
 
+def stored_bits(name: str) -> float | None:
+    """Return the bits of a value in a file of a quantized type; None for another name."""
+    kinds = (kind for kind in BLOCKS.values() if kind.name == name and kind.layout is not None)
+    return next((8 * kind.block_bytes / kind.block_len for kind in kinds), None)
+
+
 def dequantize(
     kind: BlockType, raw: UInt8[np.ndarray, " bytes"]
 ) -> Shaped[np.ndarray, " elements"]:

@@ -39,6 +39,12 @@ class CodeLayout:
         shared = _SCALE_BITS[self.scale_dtype] * (1 + self.minimum)
         return _BITS[self.format] + (shared / self.group if self.group else 0.0)
 
+    def __str__(self) -> str:
+        """Return what people read, such as "int4 in groups of 32 with minimums"."""
+        groups = f" in groups of {self.group}" if self.group else ""
+        minimums = " with minimums" if self.minimum else ""
+        return f"{self.format}{groups}{minimums}"
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCodes:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from inferjax.checkpoint.facts import ModelFacts, model_facts
+from inferjax.checkpoint.gguf_blocks import stored_bits
 from inferjax.checkpoint.hub import Hub, fetch_small_files
 from inferjax.checkpoint.hub_files import HubId, needed_files
 from inferjax.checkpoint.matching import check_size, compare_tensors
@@ -25,6 +26,7 @@ from inferjax.checkpoint.opened import (
 from inferjax.checkpoint.orbax import is_saved, read_saved_config
 from inferjax.checkpoint.quantized_file import unquantized
 from inferjax.checkpoint.safetensors import open_safetensors
+from inferjax.checkpoint.stored_codes import CodeLayout
 from inferjax.checkpoint.tensor_file import TensorEntry, TensorFile
 from inferjax.config import ModelConfig
 from inferjax.errors import InferjaxError
@@ -40,9 +42,9 @@ class Summary:
     """What is known of a checkpoint; one without `problems` can be loaded.
 
     `stored` counts tensors by their dtype. `quantization` says in words how layers of integers are
-    stored, and `packed_bytes` what weights take that are packed with their codes. `tokenizer` and
-    `chat_template` tell whether there is one. What is beside the point of a problem, such as
-    `model` for an unknown family, is None.
+    stored, `packed` what each kind of codes becomes, and `packed_bytes` what that takes.
+    `tokenizer` and `chat_template` tell whether there is one. What is beside the point of a
+    problem, such as `model` for an unknown family, is None.
     """
 
     path: str
@@ -52,6 +54,7 @@ class Summary:
     model: ModelFacts | None = None
     stored: Mapping[str, int] = dataclasses.field(default_factory=dict)
     quantization: str | None = None
+    packed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     packed_bytes: int | None = None
     tokenizer: bool = False
     chat_template: bool = False
@@ -227,9 +230,17 @@ def _summary(
         problems=tuple(problems.texts),
         model=None if config is None else model_facts(config),
         stored=dict(Counter(entry.dtype for entry in entries.values()).most_common()),
+        packed={e.dtype: _packed(e.dtype, e.codes) for e in entries.values() if e.codes},
         packed_bytes=_packed_bytes(entries),
         **found,
     )
+
+
+def _packed(dtype: str, layout: CodeLayout) -> str:
+    """Say what codes become, and what that costs."""
+    bits = stored_bits(dtype)
+    file = "" if bits is None else f", {bits:.4g} in the file"
+    return f"{layout} ({layout.bits_per_weight:.4g} bits a weight{file})"
 
 
 def _packed_bytes(entries: Mapping[str, TensorEntry]) -> int | None:

@@ -86,3 +86,12 @@ def test_models_describes_layers_in_words(cache, capsys, tiny):
     out = capsys.readouterr().out
     assert "sliding over" in out
     assert "of 4 experts" in out or "experts" in out
+
+
+def test_models_says_what_blocks_become(cache, capsys, tiny):
+    path = str(tiny.parent / "tiny_gguf" / "deepseek_v3.gguf")
+    facts = run_json(capsys, path)
+    assert facts["packed"] == {"q8_0": "int8 in groups of 32 (8.5 bits a weight, 8.5 in the file)"}
+    assert facts["packed_bytes"] > 0
+    assert cli.main(["models", path]) == 0
+    assert "q8_0 int8 in groups of 32 (8.5 bits a weight" in capsys.readouterr().out
