@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.13 python3.14 python; do \
 UV     := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench clean
+.PHONY: help demo test test-all lint bench gates clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -35,6 +35,16 @@ lint: $(VENV)/.test ## format check, lint, types and import layers
 
 bench: $(VENV)/.core ## prefill and decode speed beside the limits of this machine
 	@$(BIN)/inferjax bench latency
+
+# An environment of its own: the wheels of CUDA's compiler take 3 GB.
+GATES := $(VENV)/gates/bin/python
+
+gates: $(GATES) ## compile the GPU kernels without a GPU and check what they take
+	@JAX_PLATFORMS=cpu $(GATES) -m tests.gates.record
+
+$(VENV)/gates/bin/python: | $(VENV)/bin/python
+	@$(BIN)/python -m venv $(VENV)/gates
+	@$@ -m pip install -qq --disable-pip-version-check 'jax[cuda13]>=0.12,<0.13' jaxtyping
 
 clean: ## remove the environment and everything that was generated
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

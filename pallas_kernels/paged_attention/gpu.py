@@ -8,6 +8,7 @@ tiles for a whole GPU, and `combine` joins what they found.
 import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
@@ -31,6 +32,9 @@ BLOCK = MMA_ROWS
 STAGES = 2
 # Registers hold a tile's sums, its rows times the width; of 64 rows some would be spilled.
 MAX_ROWS, MAX_SUMS = 32, 4096
+# Rows of a tile where queries are many, and heads that its registers have room for.
+EXTEND_ROWS, EXTEND_WIDTHS = 2 * MMA_ROWS, (64, 96, 128)
+EXTEND_MIN_JAX = (0, 12)
 # A smaller share of the keys is not worth an instance and its part in `combine`.
 MIN_SHARE = 256
 
@@ -51,13 +55,15 @@ def paged_attention(
     factors: Float[Array, "L P K 2 S"] | None = None,
     target: str | None = None,
     splits: int | None = None,
+    extend: bool | None = None,
     interpret: Any = None,
 ) -> Float[Array, "B T K G Hv"]:
     """Attend on the GPU; see the package for the contract.
 
-    `target` names the kind of GPU (`gpu_targets.TARGETS`) where none is at hand; `splits` forces
-    into how many shares the keys are cut. `interpret` (Mosaic's `InterpretGPUParams`) computes on a
-    CPU what the GPU would. Weights are rounded to q's dtype; derivatives are those of XLA's form.
+    `target` names the kind of GPU (`gpu_targets.TARGETS`) where none is at hand. `splits` forces
+    into how many shares the keys are cut, `extend` whether the kernel for many queries runs.
+    `interpret` (Mosaic's `InterpretGPUParams`) computes on a CPU what the GPU would. Weights are
+    rounded to q's dtype; derivatives are those of XLA's form.
 
     Raises: KernelUnavailable without a GPU, or for what the kernel does not know.
     """
@@ -65,7 +71,7 @@ def paged_attention(
     reason = unsupported(q, pool, value_dim, chosen)
     if reason is not None:
         raise KernelUnavailable(reason)
-    attend = _attention(float(scale), value_dim, window, softcap, chosen, splits, interpret)
+    attend = _attention(float(scale), value_dim, window, softcap, chosen, splits, extend, interpret)
     arrays = (q, pool, layer, block_table, positions, lengths, sinks, factors)
     return attend(*transforms.operands(*arrays))
 
@@ -105,10 +111,11 @@ def _attention(
     softcap: float | None,
     target: Target,
     splits: int | None,
+    extend: bool | None,
     interpret: Any,
 ) -> transforms.Attention:
     def run(*arrays: Array) -> Array:
-        options = {"target": target, "splits": splits, "interpret": interpret}
+        options = {"target": target, "splits": splits, "extend": extend, "interpret": interpret}
         return attend(*arrays, scale=scale, window=window, softcap=softcap, **options)[0]
 
     return transforms.transformable(
@@ -131,29 +138,36 @@ def attend(
     softcap: float | None,
     target: Target,
     splits: int | None = None,
+    extend: bool | None = None,
     interpret: Any = None,
 ) -> tuple[Float[Array, "B T K G W"], Float[Array, "B T K G"]]:
     """Return attention and the logarithm of each query's sum of weights, -inf without keys."""
     # A second of imports that only GPUs need.
-    from pallas_kernels.paged_attention import gpu_kernel
+    from pallas_kernels.paged_attention import gpu_extend, gpu_kernel
 
     batch, tokens, heads, group, width = q.shape
     num_keys = block_table.shape[1] * pool.shape[4]
-    rows, tiles = _tiles(tokens * group, width)
+    reason = _no_extend(q, pool, target)
+    if extend is None:
+        extend = splits is None and reason is None and _fills(q, target)
+    elif extend and reason is not None:
+        raise KernelUnavailable(reason)
+    rows = EXTEND_ROWS if extend else _rows(tokens * group, width)
+    tiles = -(-tokens * group // rows)
     plan = gpu_kernel.Plan(
         target=target,
         rows=rows,
         tiles=tiles,
         pages_per_block=BLOCK // pool.shape[4],
         stages=STAGES,
-        splits=splits or _splits(target, batch * tiles * heads, num_keys),
+        splits=1 if extend else splits or _splits(target, batch * tiles * heads, num_keys),
         scale=scale,
         softcap=softcap,
     )
     limits = _limits(positions, jnp.minimum(lengths, num_keys), window)
     limits = _padded(jnp.repeat(limits, group, axis=2), rows * tiles, -1)
     by_head = q.transpose(0, 2, 1, 3, 4).reshape(batch, heads, tokens * group, width)
-    parts = gpu_kernel.attend(
+    parts = (gpu_extend if extend else gpu_kernel).attend(
         _padded(by_head.swapaxes(2, 3), rows * tiles, 0).swapaxes(2, 3),
         pool,
         factors,
@@ -172,12 +186,28 @@ def attend(
     return out.transpose(0, 2, 1, 3, 4).astype(q.dtype), lse.transpose(0, 2, 1, 3)
 
 
-def _tiles(num_rows: int, width: int) -> tuple[int, int]:
-    """Return how many rows a tile has, a power of two, and how many tiles there are."""
+def _no_extend(q: Array, pool: Array, target: Target) -> str | None:
+    """Return why the kernel for many queries cannot compute this attention, or None."""
+    if target.product != "wgmma" or jax.__version_info__ < EXTEND_MIN_JAX:
+        return "the GPU kernel for many queries is for sm_90, and jax 0.12"
+    if q.shape[-1] not in EXTEND_WIDTHS or pool.dtype != q.dtype:
+        widths = ", ".join(map(str, EXTEND_WIDTHS))
+        return f"the GPU kernel for many queries takes heads of {widths}, and no codes"
+    return None
+
+
+def _fills(q: Array, target: Target) -> bool:
+    """Return whether queries are so many that tiles of them, without splits, fill the GPU."""
+    batch, tokens, heads, group, _ = q.shape
+    return batch * heads * (tokens * group // EXTEND_ROWS) >= target.num_sms
+
+
+def _rows(num_rows: int, width: int) -> int:
+    """Return how many rows a tile has, a power of two."""
     rows = 8
     while rows < min(num_rows, MAX_ROWS, MAX_SUMS // width):
         rows *= 2
-    return rows, -(-num_rows // rows)
+    return rows
 
 
 def _splits(target: Target, instances: int, num_keys: int) -> int:

@@ -152,22 +152,29 @@ def _joined(sizes: _Sizes, sums: Float[Array, "... V N"]) -> Float[Array, "... W
     return jnp.concatenate([sums[..., :MMA_ROWS, :], sums[..., -fresh:, :]], axis=-2)
 
 
-_RING = ("keys_s", "values_s", "keys_here", "values_here", "key_factors_s", "value_factors_s")
+_RING = (
+    "keys_s",
+    "values_s",
+    "keys_here",
+    "values_here",
+    "key_factors_s",
+    "value_factors_s",
+)
 
 
 def _scratch(sizes: _Sizes) -> dict[str, Any]:
     plan = sizes.plan
-    tiled = _tiled(swizzle(sizes.width), sizes.dtype)
-    pages = tiled
+    operand = tiled(swizzle(sizes.width), sizes.dtype)
+    pages = operand
     if sizes.coded:
         # The largest power of two that divides a row of bytes.
-        pages = _tiled(min(128, sizes.width & -sizes.width), sizes.pool_dtype)
+        pages = tiled(min(128, sizes.width & -sizes.width), sizes.pool_dtype)
     ring = plgpu.SMEM((plan.stages, sizes.keys, sizes.width), sizes.pool_dtype, transforms=pages)
     scratch = {"keys_s": ring, "values_s": ring}
     if plan.target.copies == "cp.async":
         return scratch | {"weights_s": plgpu.SMEM((sizes.keys, plan.rows), sizes.dtype)}
     if sizes.coded:
-        wide_codes = plgpu.SMEM((sizes.keys, sizes.width), sizes.dtype, transforms=tiled)
+        wide_codes = plgpu.SMEM((sizes.keys, sizes.width), sizes.dtype, transforms=operand)
         key_factors = plgpu.SMEM((plan.stages, sizes.keys), jnp.bfloat16)
         scratch |= {"wide_keys_s": wide_codes, "wide_values_s": wide_codes}
         scratch |= {"key_factors_s": key_factors, "value_factors_s": key_factors}
@@ -175,11 +182,11 @@ def _scratch(sizes: _Sizes) -> dict[str, Any]:
     barriers = plgpu.Barrier(num_arrivals=arrivals, num_barriers=plan.stages)
     wide = len(sizes.starts) * sizes.slice_width
     per_row = plgpu.SMEM((plan.rows,), jnp.float32)
-    sums = _tiled(min(128, 4 * plan.rows), jnp.float32)
+    sums = tiled(min(128, 4 * plan.rows), jnp.float32)
     return scratch | {
-        "q_s": plgpu.SMEM((plan.rows, sizes.width), sizes.dtype, transforms=tiled),
+        "q_s": plgpu.SMEM((plan.rows, sizes.width), sizes.dtype, transforms=operand),
         "q_here": plgpu.Barrier(),
-        "weights_s": plgpu.SMEM((plan.rows, sizes.keys), sizes.dtype, transforms=tiled),
+        "weights_s": plgpu.SMEM((plan.rows, sizes.keys), sizes.dtype, transforms=operand),
         "keys_here": barriers,
         "values_here": barriers,
         "sums_s": plgpu.SMEM((wide, plan.rows), jnp.float32, transforms=sums),
@@ -188,7 +195,8 @@ def _scratch(sizes: _Sizes) -> dict[str, Any]:
     }
 
 
-def _tiled(swizzled: int, dtype: Any) -> tuple[Any, ...]:
+def tiled(swizzled: int, dtype: Any) -> tuple[Any, ...]:
+    """Return how an operand of a tensor core lies in shared memory."""
     columns = swizzled // jnp.dtype(dtype).itemsize
     # Pyright takes these classes for abstract, which they are not.
     tiling = plgpu.TilingTransform((8, columns))  # pyright: ignore[reportAbstractUsage]
@@ -414,7 +422,7 @@ def _attend_block(
     products = _product(sizes, None, (sizes.keys, sizes.plan.rows), keys, queries.T)
     if sizes.coded:
         products = products * _factors(sizes, ring.key_factors_s.at[slot])
-    scores = _masked_scores(sizes, products, key_pos, limits)
+    scores = masked_scores(sizes.plan, products, key_pos, limits, layout=sizes.layout, key_axis=0)
     new_peak = jnp.maximum(peak, scores.max(axis=0))
     kept = jnp.exp2(peak - new_peak)
     weights = jnp.exp2(scores - lax.broadcast_in_dim(new_peak, scores.shape, [1]))
@@ -432,7 +440,11 @@ def _attend_block(
     ring.join_warps()
     slices = tuple(
         _weighed(
-            sizes, part * lax.broadcast_in_dim(kept, part.shape, [1]), values, start, weights_s
+            sizes,
+            part * lax.broadcast_in_dim(kept, part.shape, [1]),
+            values,
+            start,
+            weights_s,
         )
         for part, start in zip(slices, sizes.starts, strict=True)
     )
@@ -467,19 +479,24 @@ def _factors(sizes: _Sizes, factors_s: Any) -> Float[Array, "S N"]:
     return lax.broadcast_in_dim(held.astype(jnp.float32), (sizes.keys, sizes.plan.rows), [0])
 
 
-def _masked_scores(
-    sizes: _Sizes, products: Float[Array, "S N"], key_pos: Array, limits: tuple[Array, Array]
-) -> Float[Array, "S N"]:
+def masked_scores(
+    plan: Plan,
+    products: Float[Array, "..."],
+    key_pos: Array,
+    limits: tuple[Array, Array],
+    *,
+    layout: Any,
+    key_axis: int,
+) -> Float[Array, "..."]:
     """Return scores times log2(e), so that weights are powers of two; `MASKED` where not seen."""
-    plan = sizes.plan
     if plan.softcap is None:
         scores = products * (plan.scale * LOG2E)
     else:
         # The hardware's tanh is off by 2^-11 of a score that may be large; this by 2^-22.
         powers = jnp.exp2(products * (2 * LOG2E * plan.scale / plan.softcap))
         scores = plan.softcap * LOG2E - (2 * plan.softcap * LOG2E) / (powers + 1.0)
-    key = key_pos + plgpu.broadcasted_iota(jnp.int32, scores.shape, 0, layout=sizes.layout)
-    newest, oldest = (lax.broadcast_in_dim(limit, scores.shape, [1]) for limit in limits)
+    key = key_pos + plgpu.broadcasted_iota(jnp.int32, scores.shape, key_axis, layout=layout)
+    newest, oldest = (lax.broadcast_in_dim(limit, scores.shape, [1 - key_axis]) for limit in limits)
     return jnp.where((key <= newest) & (key >= oldest), scores, MASKED)
 
 

@@ -21,7 +21,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.paged_attention import gpu, gpu_kernel, gpu_targets, paged_attention, transforms
+from pallas_kernels.paged_attention import (
+    codes,
+    gpu,
+    gpu_extend,
+    gpu_kernel,
+    gpu_targets,
+    paged_attention,
+    transforms,
+)
 from pallas_kernels.paged_attention.cases import Case
 from pallas_kernels.paged_attention.combine import combine
 from pallas_kernels.unavailable import KernelUnavailable
@@ -69,6 +77,20 @@ def test_gpu_kernel_equals_dense_float64_and_ignores_what_is_dead(name: str):
     case = CASES[name]
     target = "sm_100" if name in ("window", "overlapping slices") else "sm_90"
     got, rounded = attend(case, make_arrays(case, poison=np.nan), target=target)
+    np.testing.assert_allclose(got, dense_float64(case, rounded), **ATTENTION_BF16_WEIGHTS)
+
+
+# Two tiles, of which each sees more blocks than the ring has slots.
+EXTENDED = {
+    "chunk": make_case(new_tokens=(40, 3), context=(110, 9), q_per_kv=4, page_size=64, sinks=True),
+    "window": make_case(new_tokens=(40,), context=(200,), q_per_kv=3, width=96, window=150),
+}
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_kernel_for_many_queries_equals_dense_float64(name: str):
+    case = EXTENDED[name]
+    got, rounded = attend(case, make_arrays(case, poison=np.nan), splits=None, extend=True)
     np.testing.assert_allclose(got, dense_float64(case, rounded), **ATTENTION_BF16_WEIGHTS)
 
 
@@ -154,6 +176,21 @@ def test_race_is_found(name: str, monkeypatch):
     found = "RACE DETECTED|Barrier completed phase 1, but no threads observed phase 0"
     with pytest.raises(jax.errors.JaxRuntimeError, match=found):
         attend(LONG, make_arrays(LONG), splits=1, scale=scale)
+
+
+FAULTS_OF_MANY = {
+    "_wait_until_read": lambda slot, scratch: None,
+    # Zeros where the other worker reads.
+    "_own_slot": lambda tile, worker, slot: slot,
+}
+
+
+@pytest.mark.parametrize("name", FAULTS_OF_MANY)
+def test_race_is_found_among_many_queries(name: str, monkeypatch):
+    monkeypatch.setattr(gpu_extend, name, FAULTS_OF_MANY[name])
+    case, scale = EXTENDED["chunk"], 2.0 + sorted(FAULTS_OF_MANY).index(name) / 16
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RACE DETECTED"):
+        attend(case, make_arrays(case), splits=None, extend=True, scale=scale)
 
 
 def test_correct_kernel_has_no_race_where_slots_are_refilled():
@@ -274,6 +311,34 @@ def test_older_jax_is_refused_where_it_cannot_compile(monkeypatch):
         gpu_targets.target_for("sm_100")
 
 
+def test_kernel_for_many_queries_is_taken_where_they_fill_a_gpu():
+    def chosen(batch: int, tokens: int, **how) -> bool:
+        arrays, found = abstract(**how), []
+        q = jax.ShapeDtypeStruct((batch, tokens, *arrays["q"].shape[2:]), jnp.bfloat16)
+        sm_90 = gpu_targets.TARGETS["sm_90"]
+
+        def choose(q, pool):
+            found.append(gpu._no_extend(q, pool, sm_90) is None and gpu._fills(q, sm_90))
+
+        jax.eval_shape(choose, q, arrays["pool"])
+        return found[0]
+
+    assert chosen(1, 4096)
+    assert not chosen(1, 256)
+    assert not chosen(64, 1)
+    assert not chosen(1, 4096, width=256)
+    assert not chosen(1, 4096, pool_dtype="int8")
+
+
+def test_kernel_for_many_queries_asked_for_where_it_cannot_run_is_refused():
+    case = make_case(new_tokens=(1,), context=(3,))
+    with pytest.raises(KernelUnavailable, match="many queries is for sm_90"):
+        attend(case, make_arrays(case), extend=True, target="sm_100")
+    wide = dataclasses.replace(case, width=256, value_dim=256)
+    with pytest.raises(KernelUnavailable, match="heads of 64, 96, 128, and no codes"):
+        attend(wide, make_arrays(wide), extend=True)
+
+
 def test_unknown_target_is_refused():
     with pytest.raises(KernelUnavailable, match="sm_80, sm_90, sm_100, not sm_42"):
         gpu_targets.target_for("sm_42")
@@ -302,10 +367,15 @@ def test_gpu_kernel_equals_dense_float64_over_many_shapes(data):
     )
     if not any(case.new_tokens):
         case = dataclasses.replace(case, new_tokens=(1,) * len(rows))
-    how = {
-        "splits": data.draw(st.sampled_from((1, 2, 4))),
-        "target": data.draw(st.sampled_from(("sm_90", "sm_100"))),
-        "dtype": data.draw(st.sampled_from(gpu.DTYPES)),
-    }
+    dtypes = [*gpu.DTYPES, *(codes.LARGEST if page_size == gpu.BLOCK else ())]
+    how = {"dtype": data.draw(st.sampled_from(dtypes)), "target": "sm_90"}
+    many = case.width in gpu.EXTEND_WIDTHS and how["dtype"] in gpu.DTYPES
+    if many and data.draw(st.booleans()):
+        how |= {"extend": True, "splits": None}
+    else:
+        how |= {
+            "splits": data.draw(st.sampled_from((1, 2, 4))),
+            "target": data.draw(st.sampled_from(("sm_90", "sm_100"))),
+        }
     got, rounded = attend(case, make_arrays(case, poison=np.nan), **how)
     np.testing.assert_allclose(got, dense_float64(case, rounded), **ATTENTION_BF16_WEIGHTS)
