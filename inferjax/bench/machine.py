@@ -6,6 +6,7 @@ with the same layers, heads and vocabulary decodes whose other widths are next t
 """
 
 import dataclasses
+import math
 import os
 import statistics
 import time
@@ -13,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from inferjax.bench import limits
 from inferjax.bench.latency import greedy_state, zero_cache
@@ -33,6 +33,8 @@ _MOST_BYTES = 512 << 20
 _SMALL_WIDTH = 64
 _STEPS = 16
 _CONTEXTS = (64, 1024)
+# How a head reads an embedding.
+_BY_ROWS = "BD,VD->BV"
 
 
 def measure_chip(
@@ -99,15 +101,17 @@ def measure_products(
     """
     products = [leaf for leaf in model.leaves if is_product(leaf, model.config)]
     share = min(1.0, most_bytes / sum(leaf.num_bytes for leaf in products))
-    weights = [_zero_matrix(leaf) for leaf in products for _ in range(_some(leaf.count, share))]
+    chosen = [leaf for leaf in products for _ in range(_some(leaf.count, share))]
+    weights = [_zero_matrix(leaf) for leaf in chosen]
+    specs = [_BY_ROWS if leaf.spec.num_in_axes < 0 else "BD,DF->BF" for leaf in chosen]
     dtype = jnp.dtype("float32" if model.activation_bytes == 4 else "bfloat16")
 
     @jax.jit
     def run(weights: list[Any]) -> jax.Array:
         carry = jnp.zeros((rows, 1), dtype)
-        for weight in weights:
-            x = jnp.broadcast_to(carry, (rows, weight.shape[0]))
-            carry = linear(x, weight, "BD,DF->BF")[:, :1]
+        for weight, spec in zip(weights, specs, strict=True):
+            x = jnp.broadcast_to(carry, (rows, weight.shape[1 if spec == _BY_ROWS else 0]))
+            carry = linear(x, weight, spec)[:, :1]
         return carry
 
     size = sum(weight.nbytes for weight in weights)
@@ -122,14 +126,12 @@ def _zero_matrix(leaf: Leaf) -> Any:
     """Return one weight as the matrix, or as the first of the stack, that products read."""
     spec = leaf.spec
     if spec.num_in_axes < 0:
-        num_in, num_out = spec.shape[-1], int(np.prod(spec.shape[:-1]))
-    else:
-        first = spec.num_batch_axes
-        inner = first + max(1, spec.num_in_axes)
-        num_in = int(np.prod(spec.shape[first:inner]))
-        num_out = int(np.prod(spec.shape[inner:]))
-    flat = ArraySpec((num_in, num_out), (None, None), num_in_axes=1)
-    return _zeros(flat, leaf.form, leaf.dtype)
+        flat = ArraySpec((math.prod(spec.shape[:-1]), spec.shape[-1]), (None, None), num_in_axes=-1)
+        return _zeros(flat, leaf.form, leaf.dtype)
+    first = spec.num_batch_axes
+    inner = first + max(1, spec.num_in_axes)
+    shape = (math.prod(spec.shape[first:inner]), math.prod(spec.shape[inner:]))
+    return _zeros(ArraySpec(shape, (None, None), num_in_axes=1), leaf.form, leaf.dtype)
 
 
 def small_model(model: Model) -> tuple[ModelConfig, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inferjax.planner import Model, Plan, Point
-from inferjax.planner.cache import read_bytes, token_bytes
+from inferjax.planner.cache import read_bytes, sequence_bytes, token_bytes
 from inferjax.planner.hardware import CHIPS
 from inferjax.planner.model import largest_leaf
 
@@ -60,13 +60,15 @@ def stored_as(model: Model) -> str:
 def _memory(model: Model, plan: Plan) -> list[tuple[str, str]]:
     room, config = plan.room, model.config
     per_token = token_bytes(config, model.kv_dtype)
+    read = read_bytes(config, plan.load.context, model.kv_dtype)
+    held = sequence_bytes(config, plan.load.context, model.kv_dtype, page_size=plan.load.page_size)
     return [
         ("weights", f"{_gb(room.weight_bytes)} of {_gb(model.weight_bytes)} in all"),
         ("workspace of a step", _gb(room.workspace_bytes)),
         ("kept back", _gb(room.reserved_bytes)),
         ("left to the cache", f"{_gb(room.cache_bytes)} of {_gb(room.memory_bytes)}"),
         ("keys and values", f"{per_token:,} bytes a token on all chips together"),
-        ("", f"{_gb(read_bytes(config, plan.load.context, model.kv_dtype))} read for a token"),
+        ("", f"{_gb(read)} read for a token, {_gb(held)} held by a user"),
         ("users that fit", f"{room.users:,}"),
     ]
 

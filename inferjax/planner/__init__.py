@@ -16,3 +16,4 @@ from inferjax.planner.plan import Plan as Plan
 from inferjax.planner.plan import make_plan as make_plan
 from inferjax.planner.public_models import public_config as public_config
 from inferjax.planner.search import Point as Point
+from inferjax.planner.search import fewest_chips as fewest_chips

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from inferjax.config import Attention, LayerSpec
+from inferjax.config import Attention, LayerSpec, MoE
 from inferjax.errors import DoesNotFit
 from inferjax.planner.cache import chip_sequence_bytes
 from inferjax.planner.hardware import Chip
@@ -24,7 +24,8 @@ MOST_CHIPS = 4096
 class Room:
     """The memory of one chip, in bytes, and the sequences that fit all chips together.
 
-    `users` is 0 where weights and workspace alone are too large.
+    `sequence_bytes` is what every user takes, `prefix_bytes` what they share. `users` is 0 where
+    weights and workspace alone are too large.
     """
 
     memory_bytes: float
@@ -33,6 +34,7 @@ class Room:
     workspace_bytes: int
     sequence_bytes: float
     users: int
+    prefix_bytes: float = 0.0
 
     @property
     def cache_bytes(self) -> float:
@@ -78,6 +80,7 @@ def room_on(chip: Chip, model: Model, mesh: Mesh, sizes: Sizes) -> Room:
         workspace_bytes=workspace,
         sequence_bytes=one,
         users=users,
+        prefix_bytes=prefix,
     )
 
 
@@ -85,26 +88,30 @@ def workspace_bytes(model: Model, mesh: Mesh, sizes: Sizes) -> int:
     """Return what a step keeps beside weights and cache.
 
     That is three rows of the model's width a token (the residual, its norm, a block's result), the
-    widest layer's queries, keys, values and feed-forward, and the logits twice in float32: as the
-    head gives them, and as sampling changes them.
+    widest layer's queries, keys, values and feed-forward (of a mixture, all experts of a token and
+    a row for each), and the logits twice in float32: as the head gives them, and as sampling
+    changes them.
     """
     config = model.config
     rows = max(sizes.chunk, -(-sizes.batch // mesh.num_groups))
-    inner = max(_layer_width(spec, mesh.tp) for spec in config.layers)
+    inner = max(_layer_width(spec, config.model_dim, mesh.tp) for spec in config.layers)
     sequences = -(-sizes.batch // mesh.num_groups)
     vocab = config.vocab_size // mesh.tp if config.vocab_size % mesh.tp == 0 else config.vocab_size
     activations = rows * (3 * config.model_dim + inner) * model.activation_bytes
     return activations + 2 * sequences * vocab * 4
 
 
-def _layer_width(spec: LayerSpec, tp: int) -> int:
+def _layer_width(spec: LayerSpec, dim: int, tp: int) -> int:
     share, a = head_share(spec.attention, tp), spec.attention
     if isinstance(a, Attention):
         heads = (share.num_q_heads + 2 * share.num_kv_heads) * a.head_dim
     else:
         heads = share.num_q_heads * (a.kv_rank + a.rope_dim)
     ffn = spec.ffn.ffn_dim
-    return heads + 2 * (ffn // tp if ffn % tp == 0 else ffn)
+    hidden = 2 * (ffn // tp if ffn % tp == 0 else ffn)
+    if isinstance(spec.ffn, MoE):
+        return heads + spec.ffn.router.experts_per_token * (dim + hidden)
+    return heads + hidden
 
 
 def check_fits(chip: Chip, model: Model, mesh: Mesh, sizes: Sizes) -> Room:
@@ -116,15 +123,15 @@ def check_fits(chip: Chip, model: Model, mesh: Mesh, sizes: Sizes) -> Room:
     if room.users >= sizes.batch:
         return room
     sequences = -(-sizes.batch // mesh.num_groups)
-    needed = room.memory_bytes - room.cache_bytes + sequences * room.sequence_bytes
-    missing = needed - room.memory_bytes
+    cached = room.prefix_bytes + sequences * room.sequence_bytes
+    missing = cached - room.cache_bytes
     raise DoesNotFit(
         f"{sizes.batch} x {sizes.context} tokens do not fit {mesh.num_chips} x {chip.name}: "
         f"{missing / 1e9:.1f} GB are missing on every chip",
         why=f"of {room.memory_bytes / 1e9:.0f} GB, weights take {room.weight_bytes / 1e9:.1f}, "
         f"a step {room.workspace_bytes / 1e9:.1f}, {room.reserved_bytes / 1e9:.1f} are kept back, "
         f"and keys and values of {sequences} x {sizes.context} tokens "
-        f"{sequences * room.sequence_bytes / 1e9:.1f} ({mesh})",
+        f"{cached / 1e9:.1f} ({mesh})",
         fix="; or ".join(what_would_fit(chip, model, mesh, sizes, room)) or "use larger chips",
         missing_bytes=missing,
         room=room,

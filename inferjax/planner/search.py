@@ -83,7 +83,7 @@ def best_within(
 
 
 def tradeoff(model: Model, chip: Chip, mesh: Mesh, load: Load) -> tuple[Point, ...]:
-    """Return batches of powers of two up to the users that fit, and the most that fit."""
+    """Return the batches of powers of two that fit."""
     users = room_on(chip, model, mesh, dataclasses.replace(load, batch=1).sizes).users
     batches = [2**i for i in range(users.bit_length())]
     while batches and not _fits(chip, model, mesh, load, batches[-1]):

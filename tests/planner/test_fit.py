@@ -37,7 +37,8 @@ def test_workspace_holds_the_batch_where_it_is_larger_than_a_chunk(llama):
 def test_workspace_of_a_latent_holds_queries_as_wide_as_it():
     model = make_model(public_config("deepseek-v3"))
     found = workspace_bytes(model, Mesh(), Sizes(batch=1, context=64, chunk=1))
-    inner = 128 * (512 + 64) + 2 * 18_432
+    # Eight experts of a token, each with a row of the model's width.
+    inner = 128 * (512 + 64) + 8 * (7168 + 2 * 2048)
     assert found == (3 * 7168 + inner) * 2 + 2 * 129_280 * 4
 
 
@@ -64,6 +65,13 @@ def test_shared_prefix_is_held_once(llama):
     assert room.sequence_bytes == (4096 - pages) * TOKEN / 8
     left = room.cache_bytes - pages * TOKEN / 8
     assert room.users == int(left // room.sequence_bytes) > 323
+
+
+def test_what_is_missing_includes_the_shared_prefix(llama):
+    with pytest.raises(DoesNotFit) as raised:
+        check_fits(H100, llama, Mesh(tp=8), Sizes(batch=2000, context=4096, shared_prefix=1024))
+    cached = (1024 + 2000 * 3072) * TOKEN / 8
+    assert raised.value.missing_bytes == pytest.approx(cached - raised.value.room.cache_bytes)
 
 
 def test_users_of_a_window_do_not_share_it():
