@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from inferjax.calibrate.folds import folds_of
-from inferjax.calibrate.grids import diagonal_blocks, rounding_errors, searched_grid
+from inferjax.calibrate.grids import damped, diagonal_blocks, rounding_errors, searched_grid
 from inferjax.calibrate.products import Path, at, matrix_at
 from inferjax.config import LayerSpec
 from inferjax.params import LayerParams
@@ -29,7 +29,7 @@ def pack(matrix: Float[Array, "K N"], statistics: InputStatistics, scheme: Schem
     Source: AWQ's authors' code, auto_clip; arXiv 2306.00978, section 3.
     """
     grouped = group_rows(matrix.astype(jnp.float32), scheme)
-    grams = diagonal_blocks(statistics.gram, grouped.shape[1])
+    grams = diagonal_blocks(damped(statistics.gram), grouped.shape[1])
     grid = searched_grid(grouped, lambda errors: (errors * (grams @ errors)).sum(1), scheme)
     return pack_groups(grouped, grid, scheme, matrix.shape[0])
 
@@ -92,7 +92,8 @@ def _mean_magnitudes(
     means = sums / jnp.maximum(rows, 1.0)
     if shared_axis is not None:
         means = jnp.broadcast_to(means.mean(shared_axis, keepdims=True), shape)
-    usual = means.sum() / jnp.maximum((means > 0).sum(), 1)
+    count = (means > 0).sum().astype(jnp.float32)
+    usual = means.sum() / jnp.maximum(count, 1.0)
     return jnp.where(means > 0, jnp.maximum(means, 1e-4 * usual), jnp.where(usual > 0, usual, 1.0))
 
 

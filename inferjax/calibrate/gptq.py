@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from inferjax.calibrate.grids import searched_grid
+from inferjax.calibrate.grids import DAMPING, damped, searched_grid
 from inferjax.quant.schemes import (
     Grid,
     Scheme,
@@ -21,8 +21,6 @@ from pallas_kernels.quant_matmul import PackedWeight, pack_codes
 
 # Rows between two updates of all later rows, where groups do not say so.
 BLOCK = 128
-# What is added to the diagonal, as a share of its mean.
-DAMPING = 0.01
 
 
 @functools.partial(jax.jit, static_argnames=("scheme", "act_order", "damping"))
@@ -46,7 +44,8 @@ def pack(
     size = scheme.group or BLOCK
     missing = -num_in % size
     rows = jnp.pad(matrix.astype(jnp.float32), ((0, missing), (0, 0)), mode="edge")
-    gram = _damped(jnp.pad(statistics.gram, (0, missing)), damping)
+    gram = damped(jnp.pad(statistics.gram, (0, missing)), damping)
+    importance = jnp.diagonal(gram)[:num_in]
     order = jnp.arange(rows.shape[0], dtype=jnp.int32)
     if act_order:
         order = jnp.argsort(-jnp.diagonal(gram)).astype(jnp.int32)
@@ -54,7 +53,7 @@ def pack(
     fixed = None
     if act_order or not scheme.group:
         grouped = group_rows(rows if scheme.group else rows[:num_in], scheme)
-        fixed = _grid(grouped, jnp.diagonal(statistics.gram), scheme)
+        fixed = _grid(grouped, importance, scheme)
     codes, grid = _round_rows(rows[order], _factor(gram), order, fixed, scheme, size)
     codes = jnp.zeros_like(codes).at[order].set(codes)[:num_in]
     return pack_codes(codes, *grid, format=scheme.format, group=scheme.group)
@@ -66,14 +65,6 @@ def _grid(grouped: Float[Array, "G R N"], importance: Float[Array, " K"], scheme
     padded = jnp.pad(importance, (0, num_groups * size - importance.shape[0]))
     weights = padded.reshape(num_groups, size, 1)
     return searched_grid(grouped, lambda errors: (errors * errors * weights).sum(1), scheme)
-
-
-def _damped(gram: Float[Array, "K K"], damping: float) -> Float[Array, "K K"]:
-    """Add to the diagonal, so that inputs never seen or always alike leave it invertible."""
-    diagonal = jnp.diagonal(gram)
-    mean = jnp.mean(diagonal)
-    added = jnp.where(diagonal > 0, damping * mean, jnp.where(mean > 0, mean, 1.0))
-    return gram + jnp.diag(added)
 
 
 def _factor(gram: Float[Array, "K K"]) -> Float[Array, "K K"]:

@@ -12,6 +12,9 @@ from inferjax.quant.schemes import Grid, Scheme, decode, encode, grid_of, per_ro
 # Shares of a group's range that are tried, the whole first.
 NUM_SHRINKS, SMALLEST_SHRINK = 21, 0.5
 
+# What is added to the diagonal of inputs' products, as a share of its mean.
+DAMPING = 0.01
+
 Loss = Callable[[Float[Array, "G R N"]], Float[Array, "G N"]]
 
 
@@ -46,3 +49,14 @@ def diagonal_blocks(gram: Float[Array, "K K"], size: int) -> Float[Array, "G R R
     rows = padded.reshape(-1, size, padded.shape[1])
     columns = starts[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
     return jnp.take_along_axis(rows, columns[:, None, :], axis=2)
+
+
+def damped(gram: Float[Array, "K K"], damping: float = DAMPING) -> Float[Array, "K K"]:
+    """Add to the diagonal, so that inputs always alike leave it invertible.
+
+    Inputs that were never seen count as usual ones: some day they come.
+    """
+    diagonal = jnp.diagonal(gram)
+    mean = jnp.mean(diagonal)
+    usual = jnp.where(mean > 0, mean, 1.0)
+    return gram + jnp.diag(jnp.where(diagonal > 0, damping * mean, usual))

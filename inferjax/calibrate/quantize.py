@@ -49,8 +49,8 @@ def quantize(
     """Store the weights of the products by a scheme, chosen for a text's activations.
 
     `tokens` [B, S] are windows of a text like those that the model is for; "rtn" needs none. The
-    result has the tree that rounding to nearest gives. A table of embeddings, of which single rows
-    are read, is rounded to nearest: no product says what its errors cost.
+    result has the tree that rounding to nearest gives. A table of embeddings is rounded to nearest,
+    also one that is the head as well: rows of it are read as they are. Runs on one device.
 
     Raises: UnsupportedConfig for an unknown scheme or recipe, or a scheme that rounds without a
       choice; ShapeError, InvalidInput, RequestTooLong for tokens.
@@ -81,7 +81,7 @@ def _quantize(
     table = quantized.pack_leaf(params.embed, specs.embed, scheme)
     read = dataclasses.replace(params, embed=table)
     positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    hidden = [embed(read, config, row[None], positions) for row in tokens]
+    hidden = [_wide(embed(read, config, row[None], positions)) for row in tokens]
     layers = []
     bar = tqdm.tqdm(config.layers, desc="calibrating layers", disable=not progress)
     for spec, layer, products in zip(bar, params.layers, specs.layers, strict=True):

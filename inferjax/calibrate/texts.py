@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from inferjax.errors import InvalidInput
+from inferjax.checkpoint.load import Model
+from inferjax.errors import InvalidInput, TokenizerError
 from inferjax.tokenizer import Tokenizer
 
 # What the papers calibrate on is 128 windows of 512 to 2,048 tokens of common text. A quarter of
@@ -54,8 +55,28 @@ def python_reference() -> tuple[str, str]:
     """
     from pydoc_data.topics import topics
 
-    texts = [topics[name] for name in sorted(topics)]
-    return "\n\n".join(texts[::2]), "\n\n".join(texts[1::2])
+    ours, theirs = (
+        [part for name in sorted(topics)[half::2] for part in topics[name].split("\n\n")]
+        for half in (0, 1)
+    )
+    # Some topics repeat what stands in others, in other lines.
+    known = {" ".join(part.split()) for part in ours}
+    theirs = [part for part in theirs if " ".join(part.split()) not in known]
+    return "\n\n".join(ours), "\n\n".join(theirs)
+
+
+def tokenizer_of(model: Model) -> Tokenizer:
+    """Return a model's tokenizer.
+
+    Raises: TokenizerError where it has none.
+    """
+    if model.tokenizer is None:
+        raise TokenizerError(
+            f"{model.path} has no tokenizer",
+            why="text cannot become tokens without a vocabulary",
+            fix="put the model's tokenizer.json beside its config.json",
+        )
+    return model.tokenizer
 
 
 def cut_windows(

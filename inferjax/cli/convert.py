@@ -1,6 +1,7 @@
 """`inferjax convert`: a checkpoint of any format, written as Orbax or safetensors."""
 
 import argparse
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -28,6 +29,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_quantize_argument(parser)
     parser.add_argument(
+        "--recipe",
+        choices=("rtn", "awq", "gptq"),
+        default="rtn",
+        help="how --quantize chooses codes: rtn rounds to nearest (the default), awq and gptq look "
+        "at what the model computes on --calibration",
+    )
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="texts like those that the model is for, .txt or .jsonl: 32 windows of 512 tokens, "
+        "taken at equal distances",
+    )
+    parser.add_argument(
         "--shard-bytes", default="5GB", metavar="N", help="largest file, such as 500MB or 5GB"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing folder")
@@ -41,16 +57,18 @@ def run(args: argparse.Namespace) -> int:
 
     began, shard_bytes = time.perf_counter(), parse_size(args.shard_bytes)
     progress = show_progress(quiet=args.json)
-    quantize = _quantize(args)
+    quantize, texts = _quantize(args), _calibration(args)
     dtype = args.dtype or _stored_dtype(args.source, packed=quantize != "none")
     with warnings_in_a_line():
         model = load(
             args.source,
             dtype=dtype,
-            quantize=quantize,
+            quantize="none" if texts else quantize,
             progress=progress,
             cache_dir=cache_folder(),
         )
+    if texts:
+        model = _calibrated(model, quantize, args.recipe, texts, progress=progress)
     path = save(
         model,
         args.destination,
@@ -78,6 +96,42 @@ def _quantize(args: argparse.Namespace) -> str:
             fix="add --format orbax",
         )
     return "none"
+
+
+def _calibration(args: argparse.Namespace) -> list[str]:
+    """Return the texts that a recipe looks at, none where it needs none.
+
+    Raises: InvalidInput for flags that do not go together.
+    """
+    from inferjax.calibrate.texts import read_texts
+
+    if args.recipe == "rtn":
+        if args.calibration:
+            raise InvalidInput(
+                "--calibration without a recipe",
+                why="rounding to nearest looks at no text",
+                fix="add --recipe gptq or --recipe awq",
+            )
+        return []
+    if args.quantize in (None, "none", "native") or not args.calibration:
+        raise InvalidInput(
+            f"--recipe {args.recipe} lacks a scheme or a text",
+            why="a recipe chooses the codes of a scheme for what the model computes on a text",
+            fix="add --quantize int4, for example, and --calibration FILE",
+        )
+    return [text for path in args.calibration for text in read_texts(path)]
+
+
+def _calibrated(model: Any, scheme: str, recipe: str, texts: list[str], *, progress: bool) -> Any:
+    from inferjax.calibrate import quantize
+    from inferjax.calibrate.texts import NUM_WINDOWS, WINDOW, cut_windows, tokenizer_of
+
+    length = min(WINDOW, model.config.max_context)
+    tokens = cut_windows(tokenizer_of(model), texts, window=length, limit=NUM_WINDOWS)
+    params = quantize(
+        model.params, model.config, scheme, recipe=recipe, tokens=tokens, progress=progress
+    )
+    return dataclasses.replace(model, params=params)
 
 
 def _stored_dtype(source: str, *, packed: bool) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from inferjax.cli.setup import EXIT_OK, cache_folder, keep_compiled_programs, show_progress
-from inferjax.errors import InvalidInput, TokenizerError
+from inferjax.errors import InvalidInput
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,15 +103,9 @@ def _texts(args: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 
 def _windows(model: Any, texts: list[str], window: int, limit: int) -> Any:
-    from inferjax.calibrate.texts import cut_windows
+    from inferjax.calibrate.texts import cut_windows, tokenizer_of
 
-    if model.tokenizer is None:
-        raise TokenizerError(
-            "the model has no tokenizer",
-            why="text cannot become tokens without a vocabulary",
-            fix="put the model's tokenizer.json beside its config.json",
-        )
-    return cut_windows(model.tokenizer, texts, window=window, limit=limit or None)
+    return cut_windows(tokenizer_of(model), texts, window=window, limit=limit or None)
 
 
 def _names_of(paths: list[Path] | None) -> list[str]:

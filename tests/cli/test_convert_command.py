@@ -59,3 +59,33 @@ def test_sizes():
     for text in ("", "5TB", "-1", "1.5", "0", "GB", "1 GB", "nan"):
         with pytest.raises(InvalidInput):
             parse_size(text)
+
+
+def test_convert_calibrates_on_a_text(model, tmp_path, capsys):
+    text, target = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("All that is gold does not glitter. " * 40)
+    words = ["convert", str(model), str(target), "--format", "orbax", "--quantize", "int4-g64"]
+    assert cli.main([*words, "--recipe", "gptq", "--calibration", str(text), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["packed"] == ["int4"]
+    fitted, plain = ij.load(target), ij.load(model, quantize="int4-g64")
+    assert jax.tree.structure(fitted.params) == jax.tree.structure(plain.params)
+    fitted, plain = (m.params.layers[0].ffn.w_in.matrix.values for m in (fitted, plain))
+    assert fitted.dtype == plain.dtype
+    assert not np.array_equal(fitted, plain)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--recipe", "gptq"),
+        ("--recipe", "awq", "--quantize", "int4"),
+        ("--recipe", "awq", "--calibration", "a.txt"),
+        ("--recipe", "gptq", "--quantize", "native", "--calibration", "a.txt"),
+        ("--quantize", "int4", "--calibration", "a.txt"),
+        ("--quantize", "int4", "--recipe", "awq", "--calibration", "missing.txt"),
+    ],
+)
+def test_convert_refuses_half_a_recipe(model, tmp_path, capsys, more):
+    assert cli.main(["convert", str(model), str(tmp_path / "out"), "--format", "orbax", *more]) == 2
+    assert "inferjax: " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,73 @@
+"""Whole models: the tree of rounding to nearest, with weights that fit the text better."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from one_layer import one_layer, random_tokens
+
+import inferjax as ij
+from inferjax.calibrate import quantize
+from inferjax.errors import InvalidInput, ShapeError, UnsupportedConfig
+from inferjax.models import quantized
+
+# Every kind of layer: grouped-query attention, latent attention with experts and a shared one,
+# experts with biases.
+FAMILIES = ("llama", "deepseek_v3", "gpt_oss")
+OTHERS = ("gemma3_text", "gpt2", "opt_post_norm", "olmo2", "cohere", "qwen2_moe", "phi3")
+SCHEME = "int4-g64"
+
+
+def error(params, original, config, tokens):
+    """Return the error of logits that is due to layers and head."""
+    params = dataclasses.replace(quantized.dequantize(params), embed=original.embed)
+    seen = ij.forward(params, config, tokens)
+    return float(np.square(seen - ij.forward(original, config, tokens)).mean())
+
+
+def check(folder, recipe):
+    params, config = one_layer(folder)
+    tokens = random_tokens(config, 6, 64)
+    plain = quantized.quantize(params, config, SCHEME)
+    fitted = quantize(params, config, SCHEME, recipe=recipe, tokens=tokens)
+    assert jax.tree.structure(fitted) == jax.tree.structure(plain)
+    for new, old in zip(jax.tree.leaves(fitted), jax.tree.leaves(plain), strict=True):
+        assert (new.shape, new.dtype) == (old.shape, old.dtype)
+    other = random_tokens(config, 2, 64, seed=1)
+    errors = [error(p, params, config, other) for p in (fitted, plain)]
+    assert errors[0] < errors[1]
+
+
+@pytest.mark.parametrize("folder", FAMILIES)
+@pytest.mark.parametrize("recipe", ["awq", "gptq"])
+def test_a_fitted_model_is_nearer_to_the_original(folder, recipe):
+    check(folder, recipe)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", OTHERS)
+@pytest.mark.parametrize("recipe", ["awq", "gptq"])
+def test_a_fitted_model_of_another_family_is_nearer_to_the_original(folder, recipe):
+    check(folder, recipe)
+
+
+def test_rounding_to_nearest_needs_no_text():
+    params, config = one_layer("llama")
+    fitted = quantize(params, config, SCHEME, recipe="rtn")
+    plain = quantized.quantize(params, config, SCHEME)
+    jax.tree.map(np.testing.assert_array_equal, fitted, plain)
+
+
+def test_what_cannot_be_calibrated_is_refused():
+    params, config = one_layer("llama")
+    tokens = random_tokens(config, 1, 8)
+    for scheme, recipe in (("int3", "gptq"), (SCHEME, "magic"), ("bfloat16", "gptq")):
+        with pytest.raises(UnsupportedConfig):
+            quantize(params, config, scheme, recipe=recipe, tokens=tokens)
+    with pytest.raises(ShapeError):
+        quantize(params, one_layer("gpt_oss")[1], SCHEME, tokens=tokens)
+    with pytest.raises(ShapeError):
+        quantize(params, config, SCHEME)
+    with pytest.raises(InvalidInput):
+        quantize(params, config, SCHEME, tokens=tokens + config.vocab_size)
