@@ -309,7 +309,7 @@ def check_setting(settings: Any, name: str, smallest: int, largest: int) -> None
         )
 
 
-ATTENTION_IMPLEMENTATIONS = ("auto", "cpu", "xla", "reference")
+ATTENTION_IMPLEMENTATIONS = ("auto", "cpu", "gpu", "xla", "reference")
 KV_DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
 LARGEST_SETTING = 1 << 20
 SMALLEST_SETTINGS = {
@@ -329,8 +329,8 @@ class Exec:
     exact: run all rows in tiles of `tile` rows, so that a request's result is bit-identical
       whatever shares its batch. tile: rows per tile, at least 2 (XLA computes a single row
       differently).
-    attention: implementation of the attention op ("cpu", "xla", "reference"), or "auto": the best
-      that runs where the program is compiled for.
+    attention: implementation of the attention op ("cpu", "gpu", "xla", "reference"), or "auto": the
+      best that runs where the program is compiled for.
     page_size: tokens per page of a cache that is made; a step takes it from the cache it is given.
     kv_dtype: dtype of the pages, None means the weights' dtype. "int8" and "float8_e4m3fn" ("fp8"
       for short) hold keys and values in eight bits, with a factor for every token and head. What
@@ -348,7 +348,7 @@ class Exec:
 
     exact: bool = False
     tile: int = 8
-    attention: Literal["auto", "cpu", "xla", "reference"] = "auto"
+    attention: Literal["auto", "cpu", "gpu", "xla", "reference"] = "auto"
     page_size: int = 64
     kv_dtype: str | None = None
     prefill_chunk: int = 512

@@ -49,3 +49,12 @@ def test_a_kernel_that_cannot_run_is_a_typed_error(monkeypatch):
     with pytest.raises(KernelUnavailable, match="no library with PkPagedAttention") as caught:
         ij.extend(model.params, model.config, cache, inputs, exec=ij.Exec(attention="cpu"))
     assert 'use attention="auto"' in str(caught.value)
+
+
+def test_a_gpu_kernel_asked_for_without_a_gpu_is_a_typed_error():
+    model = tiny_model("llama")
+    cache = ij.init_cache(model.config, num_pages=4, exec=ij.Exec(page_size=16))
+    inputs = ij.make_inputs([[1, 2, 3]], lengths=[3], block_tables=(np.array([[1]], np.int32),))
+    with pytest.raises(KernelUnavailable, match="JAX sees no NVIDIA GPU") as caught:
+        ij.extend(model.params, model.config, cache, inputs, exec=ij.Exec(attention="gpu"))
+    assert 'use attention="auto"' in str(caught.value)
