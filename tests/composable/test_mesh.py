@@ -111,8 +111,9 @@ def test_fsdp_scores_logits_and_gradients_equal_one_device(kind: AxisType):
         assert specs[0] == specs[1]
 
 
+@pytest.mark.parametrize("kv_dtype", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", AUTO_IS_SLOW)
-def test_steps_keep_the_caches_sharding(kind: AxisType):
+def test_steps_keep_the_caches_sharding(kind: AxisType, kv_dtype: str):
     """Prefill and decode over a cache whose heads are sharded, called without a jit around."""
     mesh = mesh_of((4, 2), ("data", "model"), kind)
     params = tensor_parallel(PARAMS, CONFIG, mesh)
@@ -120,18 +121,22 @@ def test_steps_keep_the_caches_sharding(kind: AxisType):
     heads = NamedSharding(mesh, PartitionSpec(None, None, "model"))
 
     def run(params: Any, tokens: Any, place: Any) -> Any:
-        cache = place(ij.init_cache(CONFIG, num_pages=9, exec=exec, dtype="float32"))
+        cache = place(ij.init_cache(CONFIG, num_pages=9, exec=exec, dtype=kv_dtype))
         inputs = ij.make_inputs(tokens, block_tables=[1 + np.arange(8)[:, None]])
         return ij.extend(params, CONFIG, cache, inputs, exec=exec)
 
     out, cache = run(params, spread(TOKENS, mesh), lambda c: jax.device_put(c, heads))
     expected, whole = run(PARAMS, TOKENS, lambda c: c)
-    np.testing.assert_allclose(out.values, expected.values, **LOGITS_F32)
-    np.testing.assert_allclose(
-        cache.groups[0].values[:, 1:], whole.groups[0].values[:, 1:], rtol=0, atol=1e-5
-    )
+    values, known = (x.groups[0].values[:, 1:].astype(jnp.float32) for x in (cache, whole))
+    if kv_dtype == "float32":
+        np.testing.assert_allclose(out.values, expected.values, **LOGITS_F32)
+        np.testing.assert_allclose(values, known, rtol=0, atol=1e-5)
+    else:  # the last bits of a sum may choose the next code
+        np.testing.assert_allclose(values, known, rtol=0, atol=1)
+        assert (values == known).mean() > 0.99
     if kind == AxisType.Explicit:
-        assert cache.groups[0].values.sharding.is_equivalent_to(heads, 6)
+        for leaf in jax.tree.leaves(cache):
+            assert leaf.sharding.is_equivalent_to(heads, leaf.ndim)
         assert jax.typeof(out.values).sharding.spec == PartitionSpec("data", None)
 
 

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.paged_attention.cases import CASES
 from tests.kernels import native_library
-from tests.kernels.test_paged_attention import LAYER, make_arrays
+from tests.kernels.test_paged_attention import LAYER, in_dtype, make_arrays
 from tests.tolerances import ATTENTION_F32
 
 native_library.require()
@@ -21,7 +21,9 @@ CASE = next(case for case in CASES if case.name == "sinks and window")
 NAMES = ("q", "pool", "layer", "block_table", "positions", "lengths", "sinks")
 
 
-def attend(q, pool, layer, block_table, positions, lengths, sinks, implementation="cpu"):
+def attend(
+    q, pool, layer, block_table, positions, lengths, sinks, implementation="cpu", factors=None
+):
     return paged_attention(
         q,
         pool,
@@ -34,6 +36,7 @@ def attend(q, pool, layer, block_table, positions, lengths, sinks, implementatio
         window=CASE.window,
         softcap=CASE.softcap,
         sinks=sinks,
+        factors=factors,
         implementation=implementation,
     )
 
@@ -171,3 +174,35 @@ def test_auto_leaves_arrays_on_a_mesh_to_xla_but_not_the_shards_of_a_shard_map()
     assert "PkPagedAttention" in jax.jit(island).lower(everywhere).as_text()
     known = np.asarray(attend(**operands))
     np.testing.assert_array_equal(np.asarray(jax.jit(island)(everywhere)), known)
+
+
+def coded(seed: int = 0) -> dict:
+    operands = make_operands(seed)
+    encoded = in_dtype(CASE, operands, "int8")[0]
+    return {**operands, "pool": encoded["pool"], "factors": encoded["factors"]}
+
+
+@pytest.mark.parametrize("mapped", [("q",), ("pool", "factors"), ("factors",)], ids=" ".join)
+def test_vmap_over_codes_equals_one_call_each(mapped):
+    instances = [coded(seed) for seed in range(3)]
+    base = instances[0]
+    stacked = {
+        n: jnp.stack([i[n] for i in instances]) if n in mapped else x for n, x in base.items()
+    }
+    axes = {n: 0 if n in mapped else None for n in base}
+    out = jax.jit(jax.vmap(lambda kw: attend(**kw), in_axes=(axes,)))(stacked)
+    for index, instance in enumerate(instances):
+        alone = attend(**{n: (instance if n in mapped else base)[n] for n in base})
+        np.testing.assert_array_equal(np.asarray(out[index]), np.asarray(alone))
+
+
+def test_queries_over_codes_have_the_derivatives_of_xla():
+    operands = coded()
+    q = operands.pop("q")
+
+    def along(implementation):
+        f = lambda q: attend(q, **operands, implementation=implementation)  # noqa: E731
+        return jax.jit(lambda: jax.jvp(f, (q,), (q * 0.5,)))()
+
+    for got, known in zip(along("cpu"), along("xla"), strict=True):
+        np.testing.assert_allclose(np.asarray(got), np.asarray(known), **ATTENTION_F32)
