@@ -70,26 +70,6 @@ struct Int4 {
   using Line = IVec;
   static constexpr int kStep = 8;
   static constexpr float kFactor = 1.0f;
-#if defined(PK_SIMD_512)
-  // The values of the codes in bfloat16, twice: a look-up of 16 bits reads five of them.
-  IVec table, high = BroadcastWord(static_cast<int32_t>(0xffff0000u));
-  explicit Int4(float offset) {
-    uint16_t values[32];
-    for (int code = 0; code < 32; ++code) {
-      values[code] = static_cast<uint16_t>(ToBits(static_cast<float>(code % 16) - offset) >> 16);
-    }
-    table = LoadWords(values);
-  }
-  PK_MEMBER Line LoadLine(const char* from) const { return LoadWords(from); }
-  // One look-up gives k = J and its neighbour two further; the compiler shares it between the two.
-  template <int J>
-  PK_MEMBER Vec Get(Line line) const {
-    constexpr int kShift = (J % 2 ? 8 : 0) + (J < 4 ? 0 : 4);
-    const IVec codes = kShift ? _mm512_srli_epi16(line, kShift) : line;
-    const IVec pairs = _mm512_permutexvar_epi16(codes, table);
-    return AsFloat(J % 4 < 2 ? ShiftLeft<16>(pairs) : And(pairs, high));
-  }
-#else
   IVec mask = BroadcastWord(15);
   Vec zero;
   explicit Int4(float offset) : zero(Broadcast(offset)) {}
@@ -99,7 +79,6 @@ struct Int4 {
     const IVec codes = ShiftRight<(J < 4 ? 8 * J : 8 * (J - 4) + 4)>(line);
     return Sub(ToFloat(And(codes, mask)), zero);
   }
-#endif
 };
 
 #if defined(PK_SIMD_512)

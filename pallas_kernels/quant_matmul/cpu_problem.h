@@ -2,9 +2,9 @@
 //
 // Packed weights: blocks of 16 columns, each [K / step][16] words of 32 bits, a word holding `step`
 // consecutive k of one column. The sum over k is cut into chunks (a quantization group, or 256): a
-// chunk is one chain of fused products in ascending k that starts at zero, and the chunks are added
-// in ascending order. Every path keeps to that order, so a result depends on its row and column
-// only, not on the number of rows, tiles or threads.
+// chunk is one chain of fused products in ascending k that starts at zero, or an exact sum of
+// integers, and the chunks are added in ascending order. Every path keeps to that order, so a result
+// depends on its row and column only, not on the number of rows, tiles or threads.
 #ifndef PALLAS_KERNELS_QUANT_MATMUL_CPU_PROBLEM_H_
 #define PALLAS_KERNELS_QUANT_MATMUL_CPU_PROBLEM_H_
 
@@ -52,7 +52,7 @@ struct Problem {
   int64_t packed_tile_bytes;
   float* x_scale;  // [row_tiles][chunks][rows_per_tile]: of int8 rows
   float* x_sum;    // likewise: the sums of a chunk, what a minimum is multiplied with
-  int32_t* x_code_sum;
+  int32_t* x_code_sum;  // likewise, one for each digit of x
 };
 
 }  // namespace quant_matmul

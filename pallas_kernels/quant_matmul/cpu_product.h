@@ -18,8 +18,8 @@ namespace pk {
 
 PK_DECLARE_VARIANTS(namespace quant_matmul {
   using namespace ::pk::quant_matmul;
-  TilePlan PlanTiles(int64_t rows);
-  int64_t PackedBytes(Activations activations);
+  TilePlan PlanTiles(const Problem& problem);
+  int64_t PackedBytes(const Problem& problem);
   void PackTile(const Problem& problem, int64_t tile);
   int64_t ScratchFloats(const Problem& problem, int64_t num_blocks, int64_t num_tiles);
   void Multiply(const Problem& problem, int64_t block_begin, int64_t block_end, int64_t tile_begin,
@@ -95,7 +95,7 @@ class Product {
       : p_(problem), variant_(variant) {
     if (p_.num_in == 0) std::fill_n(p_.y, p_.rows * p_.num_out, 0.0f);
     if (p_.rows == 0 || p_.num_out == 0 || p_.num_in == 0) return;
-    p_.plan = PK_PICK(quant_matmul::PlanTiles, variant)(p_.rows);
+    p_.plan = PK_PICK(quant_matmul::PlanTiles, variant)(p_);
     p_.row_tiles = CeilDiv(p_.rows, p_.plan.rows_per_tile);
     Allocate();
     CutIntoUnits(max_threads > 0 ? max_threads : std::max<int64_t>(1, pool_threads));
@@ -129,10 +129,10 @@ class Product {
  private:
   void Allocate() {
     p_.packed_tile_bytes = p_.plan.rows_per_tile * p_.padded_in *
-                           PK_PICK(quant_matmul::PackedBytes, variant_)(p_.activations);
+                           PK_PICK(quant_matmul::PackedBytes, variant_)(p_);
     const int64_t packed_bytes = CeilDiv(p_.row_tiles * p_.packed_tile_bytes, 64) * 64;
     const int64_t numbers = p_.row_tiles * p_.chunks * p_.plan.rows_per_tile;
-    packed_ = Scratch(packed_bytes + 3 * numbers * 4);
+    packed_ = Scratch(packed_bytes + 5 * numbers * 4);  // three sums of codes
     p_.packed = packed_.As<char>();
     p_.x_scale = packed_.As<float>(packed_bytes);
     p_.x_sum = packed_.As<float>(packed_bytes + numbers * 4);

@@ -140,6 +140,28 @@ def test_nan_in_a_scale_stays_in_its_column(implementation):
     assert np.isfinite(np.delete(np.asarray(got), 19, axis=1)).all()
 
 
+@pytest.mark.parametrize("format", ["int8", "int4"])
+def test_one_at_a_time_reads_the_weights_exactly(format):
+    case = Case(name="", num_in=48, num_out=20, format=format, group=16)
+    want = np.asarray(dequantize(make_packed(case)))
+    for variant in native.variants():
+        for factor in (1.0, -0.75, 2.0**100, 1.99999988):
+            got = run(np.eye(48, dtype=np.float32) * np.float32(factor), case, variant=variant)
+            np.testing.assert_allclose(got, want * np.float32(factor), rtol=2.5e-7)
+
+
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("largest", [1e-25, 1.0, 254.0, 255.9, 1e30])
+def test_float_activations_are_good_to_23_bits_of_their_largest(largest, variant):
+    case = Case(name="", num_in=256, num_out=16, format="int8")
+    weight = np.asarray(dequantize(make_packed(case)), np.float64)
+    x = make_x(case, 9) * np.float32(largest / 8)
+    x[:, 77] = largest
+    got = np.asarray(run(x, case, variant=variant), np.float64)
+    rounding = np.abs(x).max() * 2.0**-23 * np.abs(weight).sum(0)
+    assert (np.abs(got - x.astype(np.float64) @ weight) <= rounding).all()
+
+
 def test_smallest_half_scale_is_read_exactly():
     """Half of the float16 scales below 6e-5 are subnormal, which threads may flush."""
     native_library.require()
