@@ -74,3 +74,14 @@ def test_what_cannot_be_loaded_is_told(folder, tmp_path):
         measure(Plan(source="x", cache_dir=tmp_path))
     with pytest.raises(InvalidInput, match="int8"):
         measure(Plan(source=str(folder), dtype="int8", cache_dir=tmp_path))
+
+
+@pytest.mark.parametrize(("quantize", "share"), [("int8", 0.5), ("bfloat16", 1.0)])
+def test_packing_while_loading_takes_little_memory_too(folder, tmp_path, quantize, share):
+    plan = Plan(source=str(folder), quantize=quantize, cache_dir=tmp_path, rounds=1)
+    result = measure(plan)
+    for row in result["rows"]:
+        assert row["stays_bytes"] == pytest.approx(share * result["file_bytes"], rel=1e-2)
+        assert 1 <= row["peak_share"] < 1.3
+        assert row["stays_bytes"] < row["resident_bytes"] <= row["peak_bytes"]
+    assert "MB resident beside" in table(result)
