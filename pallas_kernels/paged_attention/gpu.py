@@ -161,6 +161,7 @@ def attend(
         pages_per_block=BLOCK // pool.shape[4],
         stages=STAGES,
         splits=1 if extend else splits or _splits(target, batch * tiles * heads, num_keys),
+        least_blocks=MIN_SHARE // BLOCK if splits is None else 1,
         scale=scale,
         softcap=softcap,
     )

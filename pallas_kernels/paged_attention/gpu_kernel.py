@@ -32,7 +32,11 @@ KEYS, VALUES = 0, 1
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a kernel is compiled for, beside the shapes of its arrays."""
+    """What a kernel is compiled for, beside the shapes of its arrays.
+
+    Keys are shared out to `splits` instances, in shares of `least_blocks` or more. What a row's
+    shares are, and so its bits, then does not depend on whether a longer table has more splits.
+    """
 
     target: Target
     rows: int
@@ -40,6 +44,7 @@ class Plan:
     pages_per_block: int
     stages: int
     splits: int
+    least_blocks: int
     scale: float
     softcap: float | None
 
@@ -214,11 +219,11 @@ class _Share:
 
 
 def _share_of(sizes: _Sizes, first: Array, last: Array) -> _Share:
-    """Return an even share of the tile's blocks; shares are empty when blocks are few."""
+    """Return an even share of the tile's blocks; the last are empty when blocks are few."""
     keys, splits = jnp.int32(sizes.keys), jnp.int32(sizes.plan.splits)
     begin = lax.div(first, keys)
     end = lax.div(last + keys - 1, keys)
-    each = lax.div(end - begin + splits - 1, splits)
+    each = jnp.maximum(lax.div(end - begin + splits - 1, splits), sizes.plan.least_blocks)
     block = begin + lax.axis_index("split") * each
     count = jnp.maximum(jnp.minimum(block + each, end) - block, 0)
     return _Share(first=first, last=last, block=block, count=count)

@@ -129,6 +129,15 @@ def test_gpu_kernel_gives_the_same_for_any_number_of_splits():
     np.testing.assert_allclose(*got, **ATTENTION_BF16_WEIGHTS)
 
 
+def test_longer_table_has_more_splits_and_changes_no_bit():
+    case = make_case(new_tokens=(1,), context=(330,), page_size=64, q_per_kv=1)
+    arrays = make_arrays(case)
+    short, _ = attend(case, arrays, splits=None)
+    arrays["block_table"] = np.pad(arrays["block_table"], ((0, 0), (0, 30)))
+    long, _ = attend(case, arrays, splits=None)
+    np.testing.assert_array_equal(short, long)
+
+
 def test_table_narrower_than_a_length_ends_the_row():
     case = make_case(new_tokens=(1,), context=(70,))
     arrays = make_arrays(case)
@@ -236,6 +245,26 @@ def test_logarithm_of_the_sum_of_weights_comes_with_attention():
     scores = keys @ np.asarray(arrays["q"][0, 0, 0], np.float64).T * 0.125
     np.testing.assert_allclose(lse[0, 0, 0], np.log(np.exp(scores).sum(0)), rtol=2e-5)
     assert np.isneginf(np.asarray(lse[1])).all()
+
+
+def test_mapped_queries_and_pools_fold_into_the_batch():
+    case = make_case(new_tokens=(1,), context=(70,))
+    arrays, values = in_dtype(case, make_arrays(case), "bfloat16")
+    q = jnp.asarray(arrays["q"], jnp.bfloat16)
+    given = {n: jnp.asarray(arrays[n]) for n in ("block_table", "positions", "lengths")}
+    static = {"value_dim": 64, "window": None, "softcap": None, "sinks": None, "splits": 1}
+
+    def run(q, pool):
+        where = {"layer": LAYER, "target": "sm_90", "interpret": INTERPRET}
+        return gpu.paged_attention(q, pool, **given, scale=0.125, **static, **where)
+
+    pools = jnp.stack([arrays["pool"], -arrays["pool"]])
+    got = jax.jit(jax.vmap(run))(jnp.stack([q, -q]), pools)
+    known = dense_float64(case, {**arrays, "q": np.asarray(q.astype(jnp.float32)), "pool": values})
+    for sign, out in zip((1, -1), got, strict=True):
+        np.testing.assert_allclose(
+            sign * np.asarray(out.astype(jnp.float32)), known, **ATTENTION_BF16_WEIGHTS
+        )
 
 
 # --- Where it runs.
