@@ -41,10 +41,10 @@ def quant_matmul(
     """Multiply every row of x with a packed `[K, N]` weight; sums and result are float32.
 
     `activations="float32"` multiplies x as it is (with AVX-512, int8 and int4 weights: to 2^-23 of
-    the largest in its group, the precision of a float32 sum; an infinity makes its row NaN). `"bfloat16"` rounds x first, for bfloat16
-    weights; `"int8"` rounds each group of a row (256 values where the weight has no groups) to
-    eight bits, for int8 and int4 weights: half and a quarter of the arithmetic, which is what
-    limits many rows.
+    the largest in its group, the precision of a float32 sum; an infinity makes its row NaN).
+    `"bfloat16"` rounds x first, for bfloat16 weights; `"int8"` rounds each group of a row (256
+    values where the weight has no groups) to eight bits, for int8 and int4 weights: half and a
+    quarter of the arithmetic, which is what limits many rows.
 
     "auto" is "cpu" wherever the program is compiled for a CPU and the native library is there, and
     "xla" elsewhere. Differentiable in x and in the weight's floats, as if x had not been rounded.
