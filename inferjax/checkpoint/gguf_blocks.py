@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float, Float16, Float32, Int8, Shaped, UInt8
 
 from inferjax.checkpoint.stored_codes import CodeLayout, StoredCodes
+from inferjax.errors import CheckpointError
 
 Blocks = UInt8[np.ndarray, "N bytes"]
 # Codes, the scale of each run of a block, and its minimum.
@@ -84,7 +85,7 @@ def dequantize(
 def unpack_rows(kind: BlockType, raw: UInt8[np.ndarray, " bytes"], num_in: int) -> StoredCodes:
     """Return rows of `num_in` elements, which are whole blocks, as codes of `kind.layout`."""
     if kind.unpack is None or kind.layout is None:
-        raise ValueError(f"{kind.name} stores no codes")
+        raise CheckpointError(f"{kind.name} stores no codes", fix="read its values")
     with np.errstate(all="ignore"):
         codes, scales, minimums = kind.unpack(raw.reshape(-1, kind.block_bytes))
     rows, groups = codes.size // num_in, num_in // kind.layout.group

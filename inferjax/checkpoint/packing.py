@@ -16,6 +16,7 @@ from inferjax.checkpoint.memory import aligned_zeros
 from inferjax.checkpoint.stored_codes import CodeLayout, StoredCodes
 from inferjax.checkpoint.tensor_file import CODE_ELEMENTS, TensorFile, quoted
 from inferjax.checkpoint.values import read_values, refuse_values
+from inferjax.errors import CheckpointError
 from inferjax.models.gguf_format import Part
 from inferjax.models.params import ArraySpec
 from inferjax.models.quantized import PackedForm, abstract_leaf, pack_leaf
@@ -67,7 +68,7 @@ class Packing:
     def pack(self, weight: Shaped[np.ndarray, "..."]) -> PackedLeaf:
         """Return a weight that was built whole, packed."""
         if not isinstance(self.how, Scheme):
-            raise ValueError("stored codes are packed row by row")
+            raise CheckpointError("stored codes are packed row by row", fix="use read_packed")
         return pack_leaf(weight, self.spec, self.how)
 
 

@@ -174,7 +174,9 @@ class MappedTensors:
         row, size = tensor.entry.shape[-1], math.prod(tensor.entry.shape)
         end = size if count is None else begin + count
         if self._decode_codes is None or tensor.entry.codes is None or begin % row or end % row:
-            raise ValueError(f"elements {begin} to {end} of {name!r} are no rows of codes")
+            raise CheckpointError(
+                f"elements {begin} to {end} of {quoted(name)} are no rows of codes"
+            )
         # Sixteen rows become columns that lie side by side.
         step = max(16, CODE_ELEMENTS // row // 16 * 16)
         for _, raw in _rows_of(tensor, row, range(begin // row, end // row, step)):

@@ -23,6 +23,7 @@ SIGNALS = {
     "inferjax/errors.py": {"AttributeError"},
     "inferjax/checkpoint/safetensors.py": {"ValueError"},
     "inferjax/checkpoint/opened.py": {"ValueError"},
+    "inferjax/checkpoint/saved_leaves.py": {"ValueError"},
     "inferjax/tokenizer/sandbox.py": {"TemplateRefusal"},
 }
 
