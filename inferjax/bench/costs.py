@@ -8,6 +8,7 @@ from inferjax.config import ModelConfig, MoE, cache_groups
 from inferjax.kv.cache import KVCache, dtype_of, group_bytes
 from inferjax.models.params import num_parameters
 from inferjax.params import MoEParams, Params
+from inferjax.quant.leaf import size_of
 
 
 def weight_bytes_per_step(params: Params, config: ModelConfig, *, batch: int) -> int:
@@ -20,7 +21,8 @@ def weight_bytes_per_step(params: Params, config: ModelConfig, *, batch: int) ->
     total = _num_bytes(params)
     for table in (None if params.head is None else params.embed, params.positions):
         if table is not None:
-            total -= table.nbytes * (table.shape[0] - min(batch, table.shape[0])) // table.shape[0]
+            unread = table.shape[0] - min(batch, table.shape[0])
+            total -= size_of(table) * unread // table.shape[0]
     for spec, layer in zip(config.layers, params.layers, strict=True):
         if isinstance(spec.ffn, MoE) and isinstance(layer.ffn, MoEParams):
             total -= round(_expert_bytes(layer.ffn) * (1 - _experts_hit(spec.ffn, batch)))

@@ -76,6 +76,8 @@ QUANTIZE = (
     "int8",
     "int8-g128",
     "int8-w8a8",
+    "int4-w4a8",
+    "bfloat16-w16a16",
     "fp8",
     "bfloat16",
     "float16",

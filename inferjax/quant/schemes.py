@@ -35,11 +35,13 @@ class Scheme:
 SCHEMES: dict[str, Scheme] = {
     "float32": Scheme(format="float32"),
     "bfloat16": Scheme(format="bfloat16"),
+    "bfloat16-w16a16": Scheme(format="bfloat16", activations="bfloat16"),
     "float16": Scheme(format="float16"),
     "int8": Scheme(format="int8"),
     "int8-g128": Scheme(format="int8", group=128),
     "int8-w8a8": Scheme(format="int8", activations="int8"),
     "int4": Scheme(format="int4", group=32, minimum=True),
+    "int4-w4a8": Scheme(format="int4", group=32, minimum=True, activations="int8"),
     "int4-g64": Scheme(format="int4", group=64),
     "int4-g128": Scheme(format="int4", group=128),
     "fp8": Scheme(format="float8"),

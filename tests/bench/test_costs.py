@@ -7,6 +7,8 @@ import pytest
 from inferjax.bench.costs import head_flops, matmul_flops_per_token, weight_bytes_per_step
 from inferjax.config import MLP, Attention, LayerSpec, ModelConfig, MoE, Norm, Router
 from inferjax.models.params import abstract_params, num_parameters
+from inferjax.models.quantized import quantize
+from inferjax.quant.leaf import size_of
 
 ATTENTION = Attention(num_q_heads=4, num_kv_heads=2, head_dim=8, scale=0.35)
 DENSE = MLP(ffn_dim=48)
@@ -40,6 +42,17 @@ def test_weight_bytes_count_only_the_rows_of_an_embedding_that_is_not_the_head(b
     config = make_config(tied=False)
     expected = 4 * (num_parameters(config) - (100 - batch) * 32)
     assert weight_bytes_per_step(make_params(config), config, batch=batch) == expected
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_weight_bytes_of_packed_weights_are_those_of_their_codes_and_scales(scheme):
+    config = make_config(tied=False)
+    packed = jax.eval_shape(lambda: quantize(make_params(config), config, scheme))
+    leaves = jax.tree.leaves(packed)
+    stored = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    table = size_of(packed.embed)
+    expected = stored - table * 99 // 100
+    assert weight_bytes_per_step(packed, config, batch=1) == expected
 
 
 def test_weight_bytes_count_only_the_experts_that_are_chosen():
