@@ -45,7 +45,8 @@ def rewrite(
         writer.add_key_value(field.name, value, field.types[0], inner)
     for index, tensor in enumerate(reader.tensors):
         values = dequantize(tensor.data, tensor.tensor_type)
-        shape = tuple((sizes or {}).get(length, length) for length in values.shape)
+        wanted: Mapping[int, int] = sizes or {}
+        shape = tuple(wanted.get(int(length), int(length)) for length in values.shape)
         if shape != values.shape:
             longer = (values.shape[-1] / shape[-1]) ** 0.5 if values.ndim > 1 else 1.0
             values = np.resize(values, shape).astype(np.float32) * np.float32(longer)

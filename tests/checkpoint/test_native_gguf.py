@@ -1,6 +1,7 @@
 """GGUF's blocks as packed weights: the values of the file to the last bit, and its logits."""
 
 import functools
+from typing import Any
 
 import gguf
 import jax
@@ -111,14 +112,15 @@ def test_the_types_in_blocks_of_256_keep_their_values(folder):
     path = wide_llama(folder, lambda name, values: kinds(name, values) if values.ndim > 1 else None)
     native, arrays = load(path), load(path, quantize="none")
     assert_same_values(native.params, arrays.params)
-    layer = native.params.layers[0]
+    layer: Any = native.params.layers[0]
     forms = [form_of(leaf) for leaf in (layer.attention.wqkv, layer.attention.wo, layer.ffn.w_in)]
     assert [(f.format, f.group, f.minimum) for f in forms] == [
         ("int8", 16, True),
         ("int4", 16, False),
         ("int8", 32, False),
     ]
-    assert form_of(native.params.embed).format == "int8"
+    embed: Any = native.params.embed
+    assert form_of(embed).format == "int8"
     tokens = expected("llama")["tokens"][:, :8]
     ours = np.asarray(ij.forward(native.params, native.config, tokens))
     theirs = np.asarray(ij.forward(arrays.params, arrays.config, tokens))
@@ -160,7 +162,12 @@ def test_leaves_of_one_type_are_as_small_as_the_file(folder):
 
 def test_a_dtype_or_none_gives_arrays_and_plain_types_stay_arrays(folder):
     path = mixed(folder, "llama")
-    for arguments in ({"dtype": "float32"}, {"quantize": "none"}, {"dtype": "bfloat16"}):
+    ways: tuple[dict[str, Any], ...] = (
+        {"dtype": "float32"},
+        {"quantize": "none"},
+        {"dtype": "bfloat16"},
+    )
+    for arguments in ways:
         leaves = leaves_of(load(path, **arguments).params)
         assert {str(leaf.dtype) for _, leaf in leaves} == {arguments.get("dtype", "float32")}
         assert not any(is_packed(leaf) for _, leaf in leaves)
