@@ -29,7 +29,7 @@ def pack(
     statistics: InputStatistics,
     scheme: Scheme,
     *,
-    act_order: bool = False,
+    act_order: bool = True,
     damping: float = DAMPING,
 ) -> PackedWeight:
     """Round a matrix so that its product with the inputs seen changes little.

@@ -35,8 +35,8 @@ def searched_grid(grouped: Float[Array, "G R N"], loss: Loss, scheme: Scheme) ->
 
 
 def rounding_errors(
-    grouped: Float[Array, "G R N"], grid: Grid, scheme: Scheme
-) -> Float[Array, "G R N"]:
+    grouped: Float[Array, "*stack G R N"], grid: Grid, scheme: Scheme
+) -> Float[Array, "*stack G R N"]:
     """Return by how much the nearest values of the grids miss."""
     return decode(encode(grouped, per_row(grid), scheme)[0], per_row(grid)) - grouped
 

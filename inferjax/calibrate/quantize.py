@@ -49,8 +49,9 @@ def quantize(
     """Store the weights of the products by a scheme, chosen for a text's activations.
 
     `tokens` [B, S] are windows of a text like those that the model is for; "rtn" needs none. The
-    result has the tree that rounding to nearest gives. A table of embeddings is rounded to nearest,
-    also one that is the head as well: rows of it are read as they are. Runs on one device.
+    result has the tree that rounding to nearest gives. A table that is the head as well is rounded
+    for what the original model's head reads, which costs a pass more; one whose rows are only read
+    is rounded to nearest. Runs on one device.
 
     Raises: UnsupportedConfig for an unknown scheme or recipe, or a scheme that rounds without a
       choice; ShapeError, InvalidInput, RequestTooLong for tokens.
@@ -79,9 +80,13 @@ def _quantize(
 ) -> Params:
     specs: Any = param_spec(config)
     table = quantized.pack_leaf(params.embed, specs.embed, scheme)
-    read = dataclasses.replace(params, embed=table)
-    positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    hidden = [_wide(embed(read, config, row[None], positions)) for row in tokens]
+    if params.head is None and config.head == "vocabulary":
+        hidden = _embedded(params, config, tokens)
+        for spec, layer in zip(config.layers, params.layers, strict=True):
+            wide = jax.tree.map(_wide, layer, is_leaf=is_packed)
+            hidden = [layer_output(wide, x, spec) for x in hidden]
+        table = _quantize_head(params.embed, specs.embed, scheme, recipe, params, config, hidden)
+    hidden = _embedded(dataclasses.replace(params, embed=table), config, tokens)
     layers = []
     bar = tqdm.tqdm(config.layers, desc="calibrating layers", disable=not progress)
     for spec, layer, products in zip(bar, params.layers, specs.layers, strict=True):
@@ -90,11 +95,28 @@ def _quantize(
         layers.append(packed)
     head = params.head
     if head is not None:
-        rows = jnp.concatenate([_head_input(params, config, x) for x in hidden])
-        matrix = as_matrix(_wide(head), specs.head.num_in_axes)
-        packed = recipe.pack(matrix, statistics_of(rows), scheme)
-        head = _leaf(packed, specs.head, scheme)
+        head = _quantize_head(head, specs.head, scheme, recipe, params, config, hidden)
     return dataclasses.replace(params, embed=table, layers=tuple(layers), head=head)
+
+
+def _embedded(params: Params, config: ModelConfig, tokens: Array) -> list[Float[Array, "1 S D"]]:
+    positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    return [_wide(embed(params, config, row[None], positions)) for row in tokens]
+
+
+def _quantize_head(
+    weight: Any,
+    product: ArraySpec,
+    scheme: Scheme,
+    recipe: Recipe,
+    params: Params,
+    config: ModelConfig,
+    hidden: Sequence[Array],
+) -> PackedLeaf:
+    """Pack a table [V, D] for the residuals that reach the head."""
+    rows = jnp.concatenate([_head_input(params, config, x) for x in hidden])
+    matrix = as_matrix(_wide(weight), product.num_in_axes)
+    return _leaf(recipe.pack(matrix, statistics_of(rows), scheme), product, scheme)
 
 
 def _quantize_layer(
