@@ -129,6 +129,14 @@ def is_stored(pool: Pages) -> bool:
     return pool.factors is not None and pool.factors.shape == shape
 
 
+def is_turned(pool: Pages) -> bool:
+    """Return whether keys are turned before they are written, to lose less when they are rounded.
+
+    A latent is not: it is value and key at once.
+    """
+    return pool.factors is not None and pool.values.shape[3] == 2
+
+
 def write(
     pool: Pages,
     layer: int | Int[Array, ""],

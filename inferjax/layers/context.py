@@ -13,7 +13,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from inferjax.errors import KernelUnavailable
-from inferjax.kv.cache import KVCache, Pages, locate, page_size_of, write
+from inferjax.kv.cache import KVCache, Pages, is_turned, locate, page_size_of, write
+from inferjax.layers.hadamard import spread
 from inferjax.layers.heads import Heads, attend_on_mesh
 from inferjax.pytree import pytree, static
 from pallas_kernels import unavailable
@@ -85,6 +86,8 @@ def attend[C: (Dense, Paged)](
         page_size=page_size_of(context.cache),
         num_pages=pool.values.shape[1],
     )
+    if is_turned(pool):
+        q, kv = spread(q), kv.at[:, :, :, 0].set(spread(kv[:, :, :, 0]))
     pool = write(pool, layer, kv, pages, offsets, value_dim=mask.value_dim)
     of_rows = (table, context.positions, context.lengths)
     run = functools.partial(_attend_pages, implementation=context.implementation)

@@ -8,13 +8,15 @@ Source: StreamingLLM, arXiv 2309.17453, section 3.2, with the context shift of l
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from inferjax.config import LatentAttention, ModelConfig
-from inferjax.kv.cache import KVCache, rewrite_keys
+from inferjax.kv.cache import KVCache, is_turned, rewrite_keys
 from inferjax.layers.attention import turn_keys
+from inferjax.layers.hadamard import spread
 from inferjax.layers.mla import turn_latents
 from inferjax.sharding import automatic
 
@@ -42,9 +44,16 @@ def shift_pages(
         else:
             change = functools.partial(turn_keys, spec=attention, distance=-distance)
             value_dim = attention.head_dim
+        if is_turned(pools[group]):
+            change = functools.partial(_through, change)
         pages = (sources[group], targets[group])
         pools[group] = rewrite_keys(
             pools[group], places[group], *pages, change, value_dim=value_dim
         )
         places[group] += 1
     return KVCache(groups=tuple(pools))
+
+
+def _through(change: Callable[[Array], Array], keys: Float[Array, "N K S W"]) -> Array:
+    """Change keys that are held turned, as what they are."""
+    return spread(change(spread(keys)))

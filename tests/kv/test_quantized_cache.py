@@ -17,6 +17,7 @@ from inferjax.engine.sizes import make_sizes
 from inferjax.errors import ShapeError, UnsupportedConfig
 from inferjax.kv import cache as kv
 from inferjax.layers import context
+from inferjax.layers.hadamard import spread
 from inferjax.runtime.shift import shift_pages
 from inferjax.sampling import Status
 from pallas_kernels.paged_attention import codes
@@ -76,8 +77,11 @@ def test_a_step_computes_with_the_rounded_keys_and_values(monkeypatch, family, k
     ours, _ = run(family, ij.Exec(page_size=8, kv_dtype=kind, attention="reference"), 8)
 
     def write_rounded(pool, layer, new, *place, value_dim):
+        turned = kv.is_turned(filled(family, kind).groups[0])
+        new = with_turned_keys(new) if turned else new
         encoded = codes.encode(new, kv.CODES[kind], value_dim=value_dim)
         new = codes.decode(*encoded, value_dim=value_dim)
+        new = with_turned_keys(new) if turned else new
         return kv.write(pool, layer, new, *place, value_dim=value_dim)
 
     monkeypatch.setattr(context, "write", write_rounded)
@@ -85,6 +89,10 @@ def test_a_step_computes_with_the_rounded_keys_and_values(monkeypatch, family, k
     exec = ij.Exec(page_size=8, attention="reference", candidates=199)
     for got, known in zip(ours, run(family, exec, 8)[0], strict=True):
         np.testing.assert_allclose(got, known, **LOGITS_F32)
+
+
+def with_turned_keys(tokens: jax.Array) -> jax.Array:
+    return tokens.at[..., 0, :].set(spread(tokens[..., 0, :]))
 
 
 def filled(family: str, kind: str, num_pages: int = 6) -> ij.KVCache:
@@ -131,17 +139,27 @@ def test_copies_take_codes_and_factors(kind):
             )
 
 
+def straightened(pool: np.ndarray) -> np.ndarray:
+    """Turn keys [L, P, K, C, S, W] back, or once more."""
+    return np.asarray(with_turned_keys(jnp.asarray(pool).swapaxes(3, 4)).swapaxes(3, 4))
+
+
 @pytest.mark.parametrize(("family", "kind"), [("llama", "int8"), ("deepseek_v3", "float8_e4m3fn")])
 def test_turned_keys_are_rounded_once_more_and_nothing_else_is(family, kind):
     config = tiny_model(family).config
     cache = filled(family, kind)
     group = cache_groups(config)[0]
     dim = config.layers[0].attention.kv_rank if group.planes == 1 else group.width
-    floats = kv.KVCache(groups=(kv.Pages(values=jnp.asarray(decoded(cache.groups[0], dim))),))
+    straight = (lambda x: x) if group.planes == 1 else straightened
+    floats = kv.KVCache(
+        groups=(kv.Pages(values=jnp.asarray(straight(decoded(cache.groups[0], dim)))),)
+    )
     pages = (np.array([3, 4, 0], np.int32),), (np.array([3, 5, 0], np.int32),)
     given = jax.tree.map(jnp.copy, cache)
     moved = shift_pages(given, *pages, config=config, distance=8).groups[0]
-    want = np.asarray(shift_pages(floats, *pages, config=config, distance=8).groups[0].values)
+    want = straight(
+        np.asarray(shift_pages(floats, *pages, config=config, distance=8).groups[0].values)
+    )
     found, before = decoded(moved, dim), decoded(cache.groups[0], dim)
     step = 1 / 127 if kind == "int8" else 1 / 8
     for page in (3, 5):
