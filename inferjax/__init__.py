@@ -1,5 +1,6 @@
 """The inference engine you can jit, vmap, grad and shard."""
 
+from inferjax import calibrate
 from inferjax.checkpoint.load import Model, load
 from inferjax.checkpoint.save import save
 from inferjax.config import Exec, ModelConfig, Pooling
@@ -7,7 +8,7 @@ from inferjax.engine import Completion, Delta, Engine, EngineConfig
 from inferjax.errors import InferjaxError
 from inferjax.generation import stream
 from inferjax.kv.cache import KVCache, init_cache
-from inferjax.models.quantized import dequantize, quantize
+from inferjax.models.quantized import dequantize, fake_quantize, quantize
 from inferjax.runtime.arguments import raise_for_status
 from inferjax.runtime.beam import beam_search
 from inferjax.runtime.beam_rules import Beams
@@ -46,11 +47,13 @@ __all__ = [
     "StepOutput",
     "activations",
     "beam_search",
+    "calibrate",
     "classify",
     "decode",
     "dequantize",
     "embed",
     "extend",
+    "fake_quantize",
     "forward",
     "generate",
     "init_cache",
