@@ -132,9 +132,10 @@ def is_stored(pool: Pages) -> bool:
 def is_turned(pool: Pages) -> bool:
     """Return whether keys are turned before they are written, to lose less when they are rounded.
 
-    A latent is not: it is value and key at once.
+    A latent is not: it is value and key at once. Nor is float8, whose steps are as fine as a number
+    is small: turned, small columns get the coarse steps of large ones.
     """
-    return pool.factors is not None and pool.values.shape[3] == 2
+    return pool.values.dtype == jnp.int8 and pool.values.shape[3] == 2
 
 
 def write(
