@@ -13,7 +13,7 @@ from inferjax.config import Exec
 from inferjax.pytree import pytree
 from inferjax.runtime.tiles import map_tiles
 from inferjax.sampling import Status
-from inferjax.sampling.blocks import largest
+from inferjax.sampling.blocks import broken_rows, largest
 from inferjax.sampling.logprobs import log_normalizer
 
 EarlyStopping = bool | Literal["never"]
@@ -124,8 +124,8 @@ def pick(values: Array, index: Int[Array, "B n"]) -> Array:
 
 def _close_broken(logits: Float[Array, "R V"], search: Search) -> Search:
     """Close the prompts with a beam whose logits are not finite, and say so."""
-    finite = jnp.isfinite(jnp.max(logits, axis=1)).reshape(search.sums.shape)
-    broken = search.open & ~jnp.all(finite, axis=1)
+    found = broken_rows(logits).reshape(search.sums.shape)
+    broken = search.open & jnp.any(found, axis=1)
     status = search.ended.status | jnp.where(broken, int(Status.NAN_LOGITS), 0)
     ended = dataclasses.replace(search.ended, status=status)
     return dataclasses.replace(search, open=search.open & ~broken, ended=ended)

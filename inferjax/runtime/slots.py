@@ -23,7 +23,7 @@ from inferjax.runtime.passes import last_rows, logits_of, normalizer_of, run_pag
 from inferjax.runtime.score import map_chunks
 from inferjax.runtime.steps import any_bits, decode_loop, draw, extend_rows
 from inferjax.sampling import Status
-from inferjax.sampling.blocks import largest
+from inferjax.sampling.blocks import broken_rows, largest
 from inferjax.sampling.logprobs import ids_logprobs
 from inferjax.sharding import automatic, rows_like
 
@@ -102,7 +102,7 @@ def score_rows(
     flat = (hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1))
     scored = map_chunks(score, flat, exec.score_chunk)
     logprobs, top_ids, top_logprobs = (x.reshape(*targets.shape, *x.shape[1:]) for x in scored)
-    broken = ~jnp.isfinite(jnp.max(last, axis=1)) | jnp.any(~jnp.isfinite(logprobs), axis=1)
+    broken = broken_rows(last) | jnp.any(~jnp.isfinite(logprobs), axis=1)
     status |= jnp.where(broken & (inputs.lengths > 0), int(Status.NAN_LOGITS), 0)
     status |= jnp.where(jnp.any(targets >= config.vocab_size, axis=1), int(Status.BAD_TOKEN), 0)
     values = Scores(

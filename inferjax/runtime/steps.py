@@ -26,6 +26,7 @@ from inferjax.runtime.inputs import (
 from inferjax.runtime.passes import last_rows, logits_of, run_paged, sample_rows
 from inferjax.runtime.score import next_logprobs
 from inferjax.sampling import NO_LIMIT, Sampled, SampleState, Status, stopped
+from inferjax.sampling.blocks import broken_rows
 from inferjax.sharding import automatic, rows_like
 from pallas_kernels.unbatched import any_row
 
@@ -142,12 +143,12 @@ def extend_rows(
             broken = jnp.any(~jnp.isfinite(values), axis=1)
         case "last":
             values = logits_of(params, config, last_rows(hidden, inputs.lengths), exec)
-            broken = ~jnp.isfinite(jnp.max(values, axis=1))
+            broken = broken_rows(values)
         case "all":
             flat = logits_of(params, config, hidden.reshape(-1, hidden.shape[-1]), exec)
             values = flat.reshape(*hidden.shape[:2], -1)
             inside = positions_of(inputs) >= 0
-            broken = jnp.any(inside & ~jnp.isfinite(jnp.max(values, axis=2)), axis=1)
+            broken = jnp.any(inside & broken_rows(values), axis=1)
     status |= jnp.where(broken & live, int(Status.NAN_LOGITS), 0)
     return StepOutput(values=values, status=status, taps=seen), cache
 

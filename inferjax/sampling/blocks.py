@@ -23,8 +23,16 @@ def split_blocks(values: Float[Array, "*lead V"], fill: float) -> Float[Array, "
 
 
 def block_max(values: Float[Array, "*lead V"]) -> Float[Array, " *lead"]:
-    """Return the maximum of each row; NaN if the row has one."""
+    """Return the maximum of each row; what becomes of a NaN is not defined."""
     return jnp.max(jnp.max(split_blocks(values, -jnp.inf), axis=-1), axis=-1)
+
+
+def broken_rows(logits: Float[Array, "*lead V"]) -> Bool[Array, " *lead"]:
+    """Tell which rows have a NaN or +inf, or nothing but -inf.
+
+    XLA's maximum of a long row drops its NaNs on a CPU, so they become infinities first.
+    """
+    return ~jnp.isfinite(block_max(jnp.where(logits < jnp.inf, logits, jnp.inf)))
 
 
 def block_sum(values: Float[Array, "*lead V"]) -> Float[Array, " *lead"]:

@@ -25,7 +25,7 @@ from inferjax.sampling.arrays import (
     forced_tokens,
     greedy_rows,
 )
-from inferjax.sampling.blocks import block_argmax, block_max
+from inferjax.sampling.blocks import block_argmax, block_max, broken_rows
 from inferjax.sampling.draw import draw_plain, uniforms
 from inferjax.sampling.filters import draw_filtered, filtered_rows
 from inferjax.sampling.logprobs import (
@@ -149,9 +149,7 @@ def _choose(
 
 
 def _row_status(raw: Array, sampling: Sampling, num_ids: int) -> Int[Array, " B"]:
-    # One reduction finds NaN (the maximum is NaN), +inf, and rows of nothing but -inf.
-    broken = ~jnp.isfinite(block_max(raw))
-    status = jnp.where(broken, int(Status.NAN_LOGITS), 0)
+    status = jnp.where(broken_rows(raw), int(Status.NAN_LOGITS), 0)
     status |= jnp.where(invalid_rows(sampling, num_ids), int(Status.BAD_SAMPLING), 0)
     return status.astype(jnp.int32)
 

@@ -214,7 +214,7 @@ def test_beam_search_logprobs_are_those_of_score(exact):
 @functools.cache
 def mapped_search() -> Callable[..., Beams]:
     """Return a search for each prompt by itself, in the caller's jit and vmap."""
-    model = tiny_model("llama")
+    model, ends = tiny_model("llama"), occurring_ends("llama", 3)
 
     def search(tokens, length, penalty):
         return ij.beam_search(
@@ -225,7 +225,7 @@ def mapped_search() -> Callable[..., Beams]:
             num_beams=3,
             max_new_tokens=STEPS,
             length_penalty=penalty,
-            eos_ids=occurring_ends("llama", 3),
+            eos_ids=ends,
             exec=ij.Exec(page_size=4),
         )
 
