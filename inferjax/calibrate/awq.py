@@ -57,7 +57,7 @@ def rescale(
 
 @functools.partial(jax.jit, static_argnames=("scheme", "shape", "shared_axis"))
 def _best_scales(
-    matrices: list[Float[Array, "*stack K N"]],
+    matrices: list[Float[Array, "... K _"]],
     statistics: list[InputStatistics],
     scheme: Scheme,
     shape: tuple[int, ...],

@@ -67,9 +67,12 @@ def test_inputs_that_are_alike_and_independent_leave_nothing_to_make_up_for(rng,
     seen = InputStatistics(
         gram=jnp.eye(num_in), magnitude=jnp.ones(num_in), num_rows=jnp.float32(1)
     )
-    packed = gptq.pack(matrix, seen, SCHEMES[name])
+    packed = gptq.pack(matrix, seen, SCHEMES[name], act_order=False)
     plain = round_to_nearest(matrix, SCHEMES[name])
     assert_array_equal(dequantize(packed), dequantize(plain))
+    # Grids that are chosen beforehand are those that lose least.
+    ordered = gptq.pack(matrix, seen, SCHEMES[name])
+    assert loss(ordered, matrix, jnp.eye(num_in)) <= loss(plain, matrix, jnp.eye(num_in))
 
 
 def test_inputs_never_seen_or_always_equal_do_no_harm(rng):
@@ -79,9 +82,11 @@ def test_inputs_never_seen_or_always_equal_do_no_harm(rng):
         packed = RECIPES[recipe].pack(matrix, statistics_of(rows), SCHEMES["int4-g64"])
         values = np.asarray(dequantize(packed))
         assert np.isfinite(values).all()
-        assert np.abs(values[:40] - matrix[:40]).max() < 1.5
+        # A grid may leave out half of its group's range, in favour of inputs that were seen.
+        largest = np.abs(np.asarray(matrix[:64])).max(0)
+        assert (np.abs(values[:40] - matrix[:40]) < 0.6 * largest).all()
     nothing = statistics_of(jnp.zeros_like(rows))
-    packed = gptq.pack(matrix, nothing, SCHEMES["int4-g64"])
+    packed = gptq.pack(matrix, nothing, SCHEMES["int4-g64"], act_order=False)
     assert_array_equal(
         dequantize(packed), dequantize(round_to_nearest(matrix, SCHEMES["int4-g64"]))
     )
