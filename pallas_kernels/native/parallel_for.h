@@ -16,6 +16,8 @@
 #include <cstdint>
 #include <mutex>
 
+#include "pallas_kernels/native/read_ahead.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -52,17 +54,20 @@ bool SpinUntil(const Condition& is_over) {
 // Outlives the call: late helpers read the counters. `run` and `body` are only touched by whoever
 // holds an unfinished chunk, and until every chunk is finished the caller stays.
 struct Fan {
-  std::atomic<int64_t> next{0}, done{0}, owners{1};
+  std::atomic<int64_t> taken{0}, from_end{0}, done{0}, owners{1};
   int64_t num_chunks = 0;
   void (*run)(const void* body, int64_t chunk) = nullptr;
   const void* body = nullptr;
   std::mutex mutex;
   std::condition_variable finished;
 
-  void Work() {
+  // The caller goes up from the first chunk and helpers down from the last, where they have read
+  // ahead; as many as are taken from both ends together, the two never meet.
+  void Work(bool is_caller) {
     int64_t worked = 0;
-    for (int64_t chunk; (chunk = next.fetch_add(1, std::memory_order_relaxed)) < num_chunks;) {
-      run(body, chunk);
+    while (taken.fetch_add(1, std::memory_order_relaxed) < num_chunks) {
+      const int64_t end = num_chunks - 1;
+      run(body, is_caller ? worked : end - from_end.fetch_add(1, std::memory_order_relaxed));
       ++worked;
     }
     if (worked && done.fetch_add(worked, std::memory_order_acq_rel) + worked == num_chunks) {
@@ -118,7 +123,10 @@ inline Fan* AwaitWork() {
   Fan* const waiting = Waiting();
   for (Seat& seat : seats) {
     if (!Exchange(seat, nullptr, waiting)) continue;
-    SpinUntil([&] { return seat.fan.load(std::memory_order_relaxed) != waiting; });
+    ReadAhead ahead;
+    const auto has_work = [&] { return seat.fan.load(std::memory_order_relaxed) != waiting; };
+    while (!has_work() && ahead.Next()) continue;
+    SpinUntil(has_work);
     Fan* const given = seat.fan.exchange(nullptr, std::memory_order_acq_rel);
     return given == waiting ? nullptr : given;
   }
@@ -128,7 +136,7 @@ inline Fan* AwaitWork() {
 // What a helper task runs: this call's chunks, then those of calls that come while it is awake.
 inline void Help(Fan* fan) {
   for (; fan; fan = AwaitWork()) {
-    fan->Work();
+    fan->Work(false);
     fan->Release();
   }
 }
@@ -157,7 +165,7 @@ void ParallelFor(Pool& pool, int64_t num_chunks, const Body& body, int64_t max_t
     internal::Fan* const share = fan->Share();
     if (!internal::HandOver(share)) pool.Schedule([share] { internal::Help(share); });
   }
-  fan->Work();
+  fan->Work(true);
   fan->Wait();
   fan->Release();
 }

@@ -121,6 +121,23 @@ float SplitChunk(float*, int64_t, int64_t, char*, int32_t*) { return 0.0f; }  //
 
 constexpr int64_t kMaxChunk = 256;
 
+#if defined(PK_VARIANT_AVX512BF16)
+// Rounds to pairs of bfloat16, `rows` words apart. `values` has room for whole vectors.
+void PackPairs(float* values, int64_t count, int64_t rows, int64_t row, char* to) {
+  for (int64_t k = count; k % kLanes; ++k) values[k] = 0.0f;
+  for (int64_t k = 0; k < count; k += kLanes) {
+    uint32_t pairs[kLanes / 2];
+    const __m256i rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(Load(values + k)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(pairs), rounded);
+    char* const first = to + (k / 2 * rows + row) * 4;
+    const int64_t num_pairs = Min(kLanes / 2, (count - k) / 2);
+    for (int64_t i = 0; i < num_pairs; ++i) memcpy(first + i * rows * 4, &pairs[i], 4);
+  }
+}
+#else
+void PackPairs(float*, int64_t, int64_t, int64_t, char*) {}  // never called
+#endif
+
 // Writes one chunk of one row between the tile's other rows.
 void PackChunk(const Problem& p, float* values, int64_t count, int64_t rows, int64_t row,
                int64_t index, char* to) {
@@ -137,13 +154,7 @@ void PackChunk(const Problem& p, float* values, int64_t count, int64_t rows, int
         SplitChunk(values, count, rows * 12, to + row * 12, p.x_code_sum + index * 3);
     return;
   }
-  if (p.activations == kActBfloat16 && kHasBfloat16Dot) {
-    uint16_t* halves = reinterpret_cast<uint16_t*>(to);
-    for (int64_t k = 0; k < count; ++k) {
-      halves[(k / 2 * rows + row) * 2 + k % 2] = ToBfloat16(values[k]);
-    }
-    return;
-  }
+  if (p.activations == kActBfloat16 && kHasBfloat16Dot) return PackPairs(values, count, rows, row, to);
   float* floats = reinterpret_cast<float*>(to);
   const bool round = p.activations == kActBfloat16;
   for (int64_t k = 0; k < count; ++k) {

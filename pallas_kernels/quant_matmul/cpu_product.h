@@ -4,14 +4,17 @@
 #define PALLAS_KERNELS_QUANT_MATMUL_CPU_PRODUCT_H_
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <utility>
 
 #include "pallas_kernels/native/cpu_features.h"
 #include "pallas_kernels/native/float_mode.h"
 #include "pallas_kernels/native/parallel_for.h"
+#include "pallas_kernels/native/read_ahead.h"
 #include "pallas_kernels/quant_matmul/cpu_problem.h"
 
 namespace pk {
@@ -69,22 +72,52 @@ inline const char* SetChunks(Problem& p) {
   return nullptr;
 }
 
-// Bytes that are not initialised, aligned to a cache line.
+// Bytes that are not initialised, aligned to a cache line. A thread keeps two blocks for its next
+// products: the allocator takes as long as a small operation does.
 class Scratch {
  public:
   Scratch() = default;
-  explicit Scratch(int64_t bytes) : memory_(new char[static_cast<size_t>(bytes) + 64]) {
-    const uintptr_t address = reinterpret_cast<uintptr_t>(memory_.get());
-    aligned_ = memory_.get() + (64 - address % 64) % 64;
+  explicit Scratch(int64_t bytes) {
+    const int64_t size = bytes + 64;
+    for (Block& spare : Spares()) {
+      if (spare.size < size) continue;
+      std::swap(block_, spare);
+      return;
+    }
+    block_ = {std::unique_ptr<char[]>(new char[static_cast<size_t>(size)]), size};
+  }
+  ~Scratch() {
+    if (block_.size > kMostSpare) return;
+    for (Block& spare : Spares()) {
+      if (block_.size > spare.size) std::swap(block_, spare);
+    }
+  }
+  Scratch(Scratch&& other) noexcept { std::swap(block_, other.block_); }
+  Scratch& operator=(Scratch&& other) noexcept {
+    std::swap(block_, other.block_);
+    return *this;
   }
   template <typename T>
   T* As(int64_t offset_bytes = 0) const {
-    return reinterpret_cast<T*>(aligned_ + offset_bytes);
+    const uintptr_t address = reinterpret_cast<uintptr_t>(block_.memory.get());
+    return reinterpret_cast<T*>(block_.memory.get() + (64 - address % 64) % 64 + offset_bytes);
   }
 
  private:
-  std::unique_ptr<char[]> memory_;
-  char* aligned_ = nullptr;
+#if defined(__SANITIZE_ADDRESS__)
+  static constexpr int64_t kMostSpare = 0;  // blocks of exactly their size, to find what lies beyond
+#else
+  static constexpr int64_t kMostSpare = 2 << 20;
+#endif
+  struct Block {
+    std::unique_ptr<char[]> memory;
+    int64_t size = 0;
+  };
+  static std::array<Block, 2>& Spares() {
+    thread_local std::array<Block, 2> spares;
+    return spares;
+  }
+  Block block_;
 };
 
 // One product, cut into units that threads run in any order: first all of Pack, then all of Multiply.
@@ -105,6 +138,15 @@ class Product {
   int64_t num_units() const { return column_units_ * row_units_; }
   // Whether packing x is worth a second thread.
   bool is_wide() const { return p_.rows * p_.num_in >= 1 << 17; }
+
+  // Tells helpers what is read, once, so that next time they begin before they are asked to.
+  void AnnounceReading() const {
+    if (!p_.plan.direct) return Announce({});
+    const int64_t shared = p_.scales ? p_.blocks * p_.groups * (p_.scales_are_half ? 32 : 64) : 0;
+    Announce({{p_.values, p_.blocks * p_.block_bytes},
+              {p_.scales, shared},
+              {p_.minimums, p_.minimums ? shared : 0}});
+  }
 
   void Pack(int64_t tile) const {
     const ScopedFloatMode mode;
@@ -161,6 +203,7 @@ class Product {
 template <typename Pool>
 void Run(Pool& pool, const Problem& problem, int variant, int64_t max_threads) {
   const Product product(problem, variant, max_threads, pool.num_threads());
+  product.AnnounceReading();
   const int64_t pack_threads = product.is_wide() ? max_threads : 1;
   ParallelFor(pool, product.num_tiles(), [&](int64_t tile) { product.Pack(tile); }, pack_threads);
   ParallelFor(pool, product.num_units(), [&](int64_t unit) { product.Multiply(unit); }, max_threads);
