@@ -37,7 +37,9 @@ def test_generate_runs_on_packed_weights(scheme):
     assert not np.asarray(out.status).any()
     text = np.concatenate([prompt, out.tokens], axis=1)
     scores = ij.score(packed, model.config, text)
-    np.testing.assert_allclose(out.logprobs, scores[:, -8:], rtol=0, atol=2e-2)
+    # Activations that are rounded to 8 bits turn a last bit of another order into a whole step.
+    apart = 5e-2 if SCHEMES[scheme].activations == "int8" else 2e-2
+    np.testing.assert_allclose(out.logprobs, scores[:, -8:], rtol=0, atol=apart)
     if scheme in ("float32", "bfloat16"):  # the checkpoint's own bits
         np.testing.assert_array_equal(out.tokens, expected("llama")["greedy"][:, :8])
 
