@@ -57,6 +57,7 @@ def test_bench_policy_prints_a_table_and_json(capsys):
         (["sweep", "--concurrency=0"], "concurrency"),
         (["sweep", "-o", "none/here"], "no folder"),
         (["policy", "--running=0"], "sizes"),
+        (["peers", "--run", "ollama"], "no engine"),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )

@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--run",
+        dest="runs",
         nargs="+",
         default=(),
         metavar="ENGINE[:WEIGHTS]",
@@ -42,7 +43,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
             source=args.model,
             cache_dir=cache_folder(),
             pythons=tuple(args.python),
-            runs=tuple(args.run),
+            runs=tuple(args.runs),
             batches=args.batch,
             context=args.context,
             steps=args.steps,
