@@ -62,7 +62,5 @@ QUANT_MATMUL_ROUNDED = {"bfloat16": 2**-8, "int8": 0.02}
 
 # Logits on packed weights, root mean square as a share of the logits' standard deviation: against
 # their float32 values, or on a mesh, they are the same sums in other orders. Single positions move
-# further: 3e-4 in gpt_oss, which noise in the last bit of its weights moves by 1.6e-4. That noise
-# moves the mean square of gpt_oss by 4 to 7e-6, and int8 products by as much; int4 with minimums is
-# the sum of two large parts that cancel, of activations in units of 2^-22: 1.5e-5.
-PACKED_LOGITS_RMS = 2e-5
+# further: 3e-4 in gpt_oss, which noise in the last bit of its weights moves by 1.6e-4.
+PACKED_LOGITS_RMS = 1e-5

@@ -148,12 +148,16 @@ void PackChunk(const Problem& p, float* values, int64_t count, int64_t rows, int
     for (int64_t k = 0; k < count; k += 4) memcpy(to + (k * rows + 4 * row), codes + k, 4);
     return;
   }
-  if (p.minimums) p.x_sum[index] = SumOf(values, count);
   if (Digits(p) == 3) {
-    p.x_scale[index] =
-        SplitChunk(values, count, rows * 12, to + row * 12, p.x_code_sum + index * 3);
+    int32_t* const sums = p.x_code_sum + index * 3;
+    p.x_scale[index] = SplitChunk(values, count, rows * 12, to + row * 12, sums);
+    // Minimums multiply the same rounded numbers as codes do: then what these are off by counts as
+    // often as a weight is large, and not as its code is.
+    const int64_t sum = int64_t{65536} * sums[0] + 256 * sums[1] + sums[2];
+    p.x_sum[index] = p.x_scale[index] * static_cast<float>(sum);
     return;
   }
+  if (p.minimums) p.x_sum[index] = SumOf(values, count);
   if (p.activations == kActBfloat16 && kHasBfloat16Dot) return PackPairs(values, count, rows, row, to);
   float* floats = reinterpret_cast<float*>(to);
   const bool round = p.activations == kActBfloat16;

@@ -162,6 +162,21 @@ def test_float_activations_are_good_to_23_bits_of_their_largest(largest, variant
     assert (np.abs(got - x.astype(np.float64) @ weight) <= rounding).all()
 
 
+@pytest.mark.parametrize("variant", variants())
+def test_minimums_multiply_the_same_rounded_activations_as_codes(variant):
+    """Else what all are rounded by would count as often as codes are large, not as weights are."""
+    codes = np.tile(np.asarray([[7], [8]], np.int8), (16, 16))
+    codes[7] = 15
+    shared = np.full((1, 16), 2 / 15, np.float32), np.full((1, 16), -1.0, np.float32)
+    packed = pack_codes(codes, *shared, format="int4", group=32)
+    x = np.full((3, 32), 1000.49 * 2.0**-22, np.float32)
+    x[:, 7] = 1.0
+    got = cpu.quant_matmul(jnp.asarray(x), packed, activations="float32", variant=variant)
+    weight = np.asarray(dequantize(packed), np.float64)
+    rounding = 2.0**-23 * np.abs(weight).sum(0)
+    assert (np.abs(np.asarray(got) - x.astype(np.float64) @ weight) <= rounding).all()
+
+
 def test_smallest_half_scale_is_read_exactly():
     """Half of the float16 scales below 6e-5 are subnormal, which threads may flush."""
     native_library.require()
