@@ -82,9 +82,7 @@ def test_inputs_never_seen_or_always_equal_do_no_harm(rng):
         packed = RECIPES[recipe].pack(matrix, statistics_of(rows), SCHEMES["int4-g64"])
         values = np.asarray(dequantize(packed))
         assert np.isfinite(values).all()
-        # A grid may leave out half of its group's range, in favour of inputs that were seen.
-        largest = np.abs(np.asarray(matrix[:64])).max(0)
-        assert (np.abs(values[:40] - matrix[:40]) < 0.6 * largest).all()
+        assert np.abs(values[:40] - matrix[:40]).max() < 1.5
     nothing = statistics_of(jnp.zeros_like(rows))
     packed = gptq.pack(matrix, nothing, SCHEMES["int4-g64"], act_order=False)
     assert_array_equal(
