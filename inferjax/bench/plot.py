@@ -1,5 +1,7 @@
-"""The picture of a sweep, which needs matplotlib."""
+"""Pictures of measurements, which need matplotlib; and that of a sweep."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,9 @@ def check_matplotlib() -> None:
         ) from error
 
 
-def draw(result: dict[str, Any], path: Path, *, title: str) -> None:
-    """Draw throughput against time per token, with the limit, into a PNG file.
+@contextmanager
+def chart(path: Path, *, title: str) -> Iterator[Any]:
+    """Yield the axes of a picture, which is then written into a PNG file.
 
     Raises: MissingPackage.
     """
@@ -34,27 +37,36 @@ def draw(result: dict[str, Any], path: Path, *, title: str) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    limits = result["limits"]
-    axes.plot(
-        [point["tpot_ms"] for point in limits],
-        [point["output_tok_s"] for point in limits],
-        color="tab:gray",
-        linestyle="--",
-        marker=".",
-        label="limit of memory and matrix speed",
-    )
-    for point in limits:
-        place = (point["tpot_ms"], point["output_tok_s"])
-        axes.annotate(str(point["batch"]), place, color="tab:gray", fontsize="x-small")
-    _draw_levels(axes, [level for level in result["levels"] if "tpot" in level["latency_ms"]])
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("time per output token, ms (median; bars to p99)")
-    axes.set_ylabel("output tokens/s, all requests together")
+    yield axes
     axes.set_title(title, fontsize="small", wrap=True)
     axes.grid(visible=True, which="both", alpha=0.3)
     axes.legend()
     figure.savefig(path, format="png", dpi=150)
+
+
+def draw(result: dict[str, Any], path: Path, *, title: str) -> None:
+    """Draw throughput against time per token, with the limit, into a PNG file.
+
+    Raises: MissingPackage.
+    """
+    with chart(path, title=title) as axes:
+        limits = result["limits"]
+        axes.plot(
+            [point["tpot_ms"] for point in limits],
+            [point["output_tok_s"] for point in limits],
+            color="tab:gray",
+            linestyle="--",
+            marker=".",
+            label="limit of memory and matrix speed",
+        )
+        for point in limits:
+            place = (point["tpot_ms"], point["output_tok_s"])
+            axes.annotate(str(point["batch"]), place, color="tab:gray", fontsize="x-small")
+        _draw_levels(axes, [level for level in result["levels"] if "tpot" in level["latency_ms"]])
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("time per output token, ms (median; bars to p99)")
+        axes.set_ylabel("output tokens/s, all requests together")
 
 
 def _draw_levels(axes: Any, levels: list[dict[str, Any]]) -> None:

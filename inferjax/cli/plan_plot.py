@@ -11,25 +11,15 @@ def draw(curves: Sequence[tuple[str, Sequence[Point]]], path: Path, *, title: st
 
     Raises: MissingPackage without matplotlib.
     """
-    from inferjax.bench.plot import check_matplotlib
+    from inferjax.bench.plot import chart
 
-    check_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for name, curve in curves:
-        times = [point.step.seconds * 1e3 for point in curve]
-        axes.plot(times, [point.tok_s for point in curve], marker=".", label=name)
-        for point, time in zip(curve, times, strict=True):
-            axes.annotate(str(point.batch), (time, point.tok_s), fontsize="x-small")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("time per output token, ms (at least)")
-    axes.set_ylabel("output tokens/s, all users together (at most)")
-    axes.set_title(title, fontsize="small", wrap=True)
-    axes.grid(visible=True, which="both", alpha=0.3)
-    axes.legend()
-    figure.savefig(path, format="png", dpi=150)
+    with chart(path, title=title) as axes:
+        for name, curve in curves:
+            times = [point.step.seconds * 1e3 for point in curve]
+            axes.plot(times, [point.tok_s for point in curve], marker=".", label=name)
+            for point, time in zip(curve, times, strict=True):
+                axes.annotate(str(point.batch), (time, point.tok_s), fontsize="x-small")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("time per output token, ms (at least)")
+        axes.set_ylabel("output tokens/s, all users together (at most)")

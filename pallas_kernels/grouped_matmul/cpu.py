@@ -12,9 +12,8 @@ from jax import custom_batching
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import native
-from pallas_kernels.quant_matmul.cpu import ACTIVATIONS, VARIANTS
-from pallas_kernels.quant_matmul.packed import FORMATS, PackedWeight
-from pallas_kernels.unavailable import KernelUnavailable
+from pallas_kernels.quant_matmul.cpu import attributes_of, operands_of
+from pallas_kernels.quant_matmul.packed import PackedWeight
 
 
 def grouped_matmul(
@@ -34,15 +33,7 @@ def grouped_matmul(
 
     Raises: KernelUnavailable.
     """
-    if reason := native.unavailable_reason():
-        raise KernelUnavailable(f"grouped_matmul cannot run as 'cpu': {reason}")
-    attributes = {
-        "format": np.int64(FORMATS.index(weights.format)),
-        "activations": np.int64(ACTIVATIONS.index(activations)),
-        "group": np.int64(weights.group),
-        "variant": np.int64(-1 if variant is None else VARIANTS.index(variant)),
-        "max_threads": np.int64(max_threads),
-    }
+    attributes = attributes_of("grouped_matmul", weights, activations, variant, max_threads)
 
     @custom_batching.custom_vmap
     def multiply(x: Array, weights: PackedWeight, groups: Array, rows: Array) -> Array:
@@ -60,9 +51,10 @@ def _call(
     x: Array, weights: PackedWeight, groups: Array, rows: Array, attributes: dict[str, np.int64]
 ) -> Float[Array, "N R F"]:
     result = jax.ShapeDtypeStruct((*x.shape[:2], weights.num_out), jnp.float32)
-    arrays = [a for a in (weights.values, weights.scales, weights.minimums) if a is not None]
     call = jax.ffi.ffi_call(native.target("PkGroupedMatmul"), result)
-    return call(x, groups.astype(jnp.int32), rows.astype(jnp.int32), *arrays, **attributes)
+    return call(
+        x, groups.astype(jnp.int32), rows.astype(jnp.int32), *operands_of(weights), **attributes
+    )
 
 
 def _fold(

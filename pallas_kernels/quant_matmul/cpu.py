@@ -36,15 +36,7 @@ def quant_matmul(
 
     Raises: KernelUnavailable.
     """
-    if reason := native.unavailable_reason():
-        raise KernelUnavailable(f"quant_matmul cannot run as 'cpu': {reason}")
-    attributes = {
-        "format": np.int64(FORMATS.index(weight.format)),
-        "activations": np.int64(ACTIVATIONS.index(activations)),
-        "group": np.int64(weight.group),
-        "variant": np.int64(-1 if variant is None else VARIANTS.index(variant)),
-        "max_threads": np.int64(max_threads),
-    }
+    attributes = attributes_of("quant_matmul", weight, activations, variant, max_threads)
 
     @custom_batching.custom_vmap
     def multiply(x: Array, weight: PackedWeight) -> Array:
@@ -62,11 +54,33 @@ def quant_matmul(
     return multiply(x, weight)
 
 
+def attributes_of(
+    op: str, weight: PackedWeight, activations: str, variant: str | None, max_threads: int
+) -> dict[str, np.int64]:
+    """Return what a native call on packed weights says besides its operands.
+
+    Raises: KernelUnavailable where the op cannot run natively.
+    """
+    if reason := native.unavailable_reason():
+        raise KernelUnavailable(f"{op} cannot run as 'cpu': {reason}")
+    return {
+        "format": np.int64(FORMATS.index(weight.format)),
+        "activations": np.int64(ACTIVATIONS.index(activations)),
+        "group": np.int64(weight.group),
+        "variant": np.int64(-1 if variant is None else VARIANTS.index(variant)),
+        "max_threads": np.int64(max_threads),
+    }
+
+
+def operands_of(weight: PackedWeight) -> list[Array]:
+    """Return the arrays of a packed weight in the kernel's order."""
+    return [a for a in (weight.values, weight.scales, weight.minimums) if a is not None]
+
+
 def _call(x: Array, weight: PackedWeight, attributes: dict[str, np.int64]) -> Float[Array, "M N"]:
     result = jax.ShapeDtypeStruct((x.shape[0], weight.num_out), jnp.float32)
-    arrays = [a for a in (weight.values, weight.scales, weight.minimums) if a is not None]
     call = jax.ffi.ffi_call(native.target("PkQuantMatmul"), result)
-    return call(x, *arrays, **attributes)
+    return call(x, *operands_of(weight), **attributes)
 
 
 def _map_over_weights(

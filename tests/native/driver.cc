@@ -127,22 +127,6 @@ std::deque<Case> MakeCases(int64_t num_in, int64_t num_out, const std::vector<in
   return cases;
 }
 
-// As XLA does it: the products themselves are tasks of the pool that they fan out to.
-void RunFromInside(Pool& pool, const std::deque<Case>& cases, int variant) {
-  std::mutex mutex;
-  std::condition_variable finished;
-  size_t left = cases.size();
-  for (const Case& one : cases) {
-    pool.Schedule([&] {
-      one.Check(one.Run(pool, variant, 0));
-      std::lock_guard<std::mutex> lock(mutex);
-      if (--left == 0) finished.notify_all();
-    });
-  }
-  std::unique_lock<std::mutex> lock(mutex);
-  finished.wait(lock, [&] { return left == 0; });
-}
-
 }  // namespace
 
 int main() {

@@ -56,4 +56,21 @@ class Pool {
   std::vector<std::thread> threads_;
 };
 
+// Runs and checks cases as XLA does: the calls themselves are tasks of the pool that they fan out to.
+template <class Case>
+void RunFromInside(Pool& pool, const std::deque<Case>& cases, int variant) {
+  std::mutex mutex;
+  std::condition_variable finished;
+  size_t left = cases.size();
+  for (const Case& one : cases) {
+    pool.Schedule([&] {
+      one.Check(one.Run(pool, variant, 0));
+      std::lock_guard<std::mutex> lock(mutex);
+      if (--left == 0) finished.notify_all();
+    });
+  }
+  std::unique_lock<std::mutex> lock(mutex);
+  finished.wait(lock, [&] { return left == 0; });
+}
+
 #endif  // TESTS_NATIVE_THREAD_POOL_H_
