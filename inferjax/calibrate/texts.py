@@ -21,7 +21,7 @@ def read_texts(path: Path) -> list[str]:
 
     A line is a JSON string, or an object whose "text" is one.
 
-    Raises: InvalidInput for a file that cannot be read or holds something else.
+    Raises: InvalidInput for a file that cannot be read, holds something else, or holds no text.
     """
     try:
         content = path.read_text(encoding="utf-8")
@@ -29,9 +29,15 @@ def read_texts(path: Path) -> list[str]:
         raise InvalidInput(
             f"{path} cannot be read", why=str(error), fix="give a text file in UTF-8"
         ) from error
-    if path.suffix != ".jsonl":
-        return [content]
-    lines = enumerate(content.splitlines(), start=1)
+    texts = _lines(content, path) if path.suffix == ".jsonl" else [content]
+    if not any(text.strip() for text in texts):
+        raise InvalidInput(f"{path} holds no text", fix="give a file with words in it")
+    return texts
+
+
+def _lines(content: str, path: Path) -> list[str]:
+    # Not splitlines: a JSON string may hold U+2028 and other separators as they are.
+    lines = enumerate(content.split("\n"), start=1)
     return [_text_of(line, f"{path}:{number}") for number, line in lines if line.strip()]
 
 

@@ -58,16 +58,17 @@ def run(args: argparse.Namespace) -> int:
     began, shard_bytes = time.perf_counter(), parse_size(args.shard_bytes)
     progress = show_progress(quiet=args.json)
     quantize, texts = _quantize(args), _calibration(args)
+    calibrating = args.recipe != "rtn"
     dtype = args.dtype or _stored_dtype(args.source, packed=quantize != "none")
     with warnings_in_a_line():
         model = load(
             args.source,
             dtype=dtype,
-            quantize="none" if texts else quantize,
+            quantize="none" if calibrating else quantize,
             progress=progress,
             cache_dir=cache_folder(),
         )
-    if texts:
+    if calibrating:
         model = _calibrated(model, quantize, args.recipe, texts, progress=progress)
     path = save(
         model,

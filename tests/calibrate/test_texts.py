@@ -17,6 +17,30 @@ def test_texts_are_read_from_files(tmp_path):
     assert read_texts(tmp_path / "a.jsonl") == ["one", "two"]
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"])
+def test_separators_inside_a_text_end_no_line(tmp_path, mark):
+    texts = [f"one{mark}two", "three"]
+    lines = [json.dumps(text, ensure_ascii=False) for text in texts]
+    (tmp_path / "a.jsonl").write_text("\r\n".join(lines), encoding="utf-8", newline="")
+    assert read_texts(tmp_path / "a.jsonl") == texts
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", ""),
+        ("a.txt", " \n\n"),
+        ("a.jsonl", ""),
+        ("a.jsonl", "\n \n"),
+        ("a.jsonl", '""\n" "'),
+    ],
+)
+def test_files_without_a_text_are_refused(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InvalidInput, match="holds no text"):
+        read_texts(tmp_path / name)
+
+
 @pytest.mark.parametrize("line", ["{", "3", '{"txt": "a"}', '{"text": 3}', "[" * 100_000])
 def test_lines_without_a_text_are_refused(tmp_path, line):
     (tmp_path / "a.jsonl").write_text(f'"fine"\n{line}\n')
@@ -32,10 +56,11 @@ def test_files_that_are_no_text_are_refused(tmp_path):
 
 
 def test_windows_follow_one_another_and_may_be_thinned():
-    tokenizer = tokenizer_from_gguf(byte_level_metadata())
+    tokenizer = tokenizer_from_gguf(byte_level_metadata(add_bos_token=True))
     texts = ["abcdefgh" * 4, "12345678" * 4]
     ids = [i for text in texts for i in tokenizer.encode(text, add_special_tokens=False)]
     prefix = tokenizer.special.prefix
+    assert prefix == (tokenizer.special.bos,)
     rows = cut_windows(tokenizer, texts, window=10)
     assert rows.shape == (len(ids) // 10, 10)
     wanted = np.reshape(ids[: rows.size], rows.shape)

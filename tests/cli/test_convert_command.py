@@ -75,6 +75,32 @@ def test_convert_calibrates_on_a_text(model, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", "", "a.txt holds no text"),
+        ("a.txt", "\n \n", "a.txt holds no text"),
+        ("a.jsonl", "", "a.jsonl holds no text"),
+        ("a.jsonl", "\n\n", "a.jsonl holds no text"),
+        ("a.jsonl", '""\n', "a.jsonl holds no text"),
+        ("a.jsonl", '"short"\n"ones"\n', "the text has 9 tokens"),
+    ],
+)
+def test_convert_refuses_a_calibration_without_text(
+    model, tmp_path, capsys, monkeypatch, name, content, message
+):
+    def quantize(*_: object, **__: object) -> None:
+        raise AssertionError("the text is checked first")
+
+    monkeypatch.setattr("inferjax.calibrate.quantize", quantize)
+    (tmp_path / name).write_text(content)
+    words = ["convert", str(model), str(tmp_path / "out"), "--format", "orbax"]
+    flags = ("--quantize", "int4", "--recipe", "gptq", "--calibration", str(tmp_path / name))
+    assert cli.main([*words, *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
     "more",
     [
         ("--recipe", "gptq"),
