@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import tqdm
 from jaxtyping import Array, Float
 
@@ -24,7 +25,7 @@ from inferjax.calibrate.products import (
 )
 from inferjax.calibrate.recipes import Recipe, recipe_named
 from inferjax.config import Exec, LayerSpec, ModelConfig
-from inferjax.errors import UnsupportedConfig
+from inferjax.errors import InvalidInput, UnsupportedConfig
 from inferjax.layers.norm import normalize
 from inferjax.models import quantized
 from inferjax.models.decoder import embed, project_out
@@ -54,7 +55,8 @@ def quantize(
     is rounded to nearest. Runs on one device.
 
     Raises: UnsupportedConfig for an unknown scheme or recipe, or a scheme that rounds without a
-      choice; ShapeError, InvalidInput, RequestTooLong for tokens.
+      choice; InvalidInput where there are no tokens; ShapeError, InvalidInput, RequestTooLong for
+      what is no batch of the model's.
     """
     how, method = scheme_named(scheme), recipe_named(recipe)
     check_params(params, config)
@@ -65,6 +67,12 @@ def quantize(
             f"recipe={recipe!r} with {scheme!r}",
             why="a value has one nearest neighbour there, and no scale to choose",
             fix='use recipe="rtn"',
+        )
+    if not any(map(np.size, jax.tree.leaves(tokens))):
+        raise InvalidInput(
+            f"recipe={recipe!r} without a token",
+            why="it chooses codes for what the model computes on a text",
+            fix='pass tokens=, windows [B, S] of a text, or recipe="rtn"',
         )
     tokens, _ = checked(params, config, tokens, None, Exec())
     return _quantize(params, config, how, method, tokens, progress)

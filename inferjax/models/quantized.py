@@ -57,10 +57,12 @@ def fake_quantize(params: Params, config: ModelConfig, scheme: str) -> Params:
     Gradients pass to the weights as if they had not been rounded, except where they are clipped.
     Rounded activations ("int8-w8a8") are not imitated.
 
-    Raises: UnsupportedConfig for an unknown scheme, ShapeError for weights of another model.
+    Raises: UnsupportedConfig for an unknown scheme or weights that are packed already, ShapeError
+      for weights of another model.
     """
     how = scheme_named(scheme)
     check_params(params, config)
+    check_arrays(params)
 
     def rounded(spec: ArraySpec, leaf: Any) -> Array:
         if not spec.num_in_axes:
@@ -150,8 +152,8 @@ def check_arrays(params: Params) -> None:
         if is_packed(leaf):
             raise UnsupportedConfig(
                 f"params{keystr(path)} is packed as {leaf.matrix.format}",
-                why="Hugging Face's tensors are arrays",
-                fix="use dequantize(params), which are float32, or load with quantize='none'",
+                why="codes take no gradient, and Hugging Face's files have no place for them",
+                fix="load with quantize='none', or use dequantize(params), which are float32",
             )
 
 

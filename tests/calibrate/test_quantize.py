@@ -83,6 +83,23 @@ def test_what_cannot_be_calibrated_is_refused():
     with pytest.raises(ShapeError):
         quantize(params, one_layer("gpt_oss")[1], SCHEME, tokens=tokens)
     with pytest.raises(ShapeError):
-        quantize(params, config, SCHEME)
+        quantize(params, config, SCHEME, tokens=[[1, 2], [3]])
     with pytest.raises(InvalidInput):
         quantize(params, config, SCHEME, tokens=tokens + config.vocab_size)
+
+
+@pytest.mark.parametrize("tokens", [None, [], [[]], np.zeros((0, 8), int), np.zeros((2, 0), int)])
+def test_no_tokens_are_refused(tokens):
+    params, config = one_layer("llama")
+    with pytest.raises(InvalidInput, match=r"recipe='awq' without a token(.|\n)*pass tokens="):
+        quantize(params, config, SCHEME, recipe="awq", tokens=tokens)
+
+
+@pytest.mark.parametrize("recipe", ["rtn", "gptq"])
+def test_weights_that_are_packed_already_are_calibrated_as_the_values_they_have(recipe):
+    params, config = one_layer("llama")
+    tokens = random_tokens(config, 2, 32)
+    packed = quantized.quantize(params, config, "int8")
+    fitted = quantize(packed, config, SCHEME, recipe=recipe, tokens=tokens)
+    wanted = quantize(ij.dequantize(packed), config, SCHEME, recipe=recipe, tokens=tokens)
+    jax.tree.map(np.testing.assert_array_equal, fitted, wanted)

@@ -65,3 +65,12 @@ def test_another_models_weights_and_unknown_schemes_are_refused():
         fake_quantize(model.params, model.config, "int3")
     with pytest.raises(ShapeError):
         fake_quantize(model.params, tiny_model("qwen3").config, "int4")
+
+
+def test_packed_weights_are_refused_as_they_take_no_gradient():
+    model = tiny_model("llama")
+    packed = quantize(model.params, model.config, "int8")
+    with pytest.raises(UnsupportedConfig, match=r"embed is packed as int8(.|\n)*quantize='none'"):
+        fake_quantize(packed, model.config, "int4")
+    with pytest.raises(UnsupportedConfig, match="embed is packed"):
+        jax.eval_shape(lambda p: fake_quantize(p, model.config, "int4"), packed)
