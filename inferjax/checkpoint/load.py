@@ -76,7 +76,7 @@ def load(
     path = find_model(source, cache_dir, progress=progress)
     with readable(path):
         if is_saved(path):
-            model = _load_saved(path, dtype, mode, progress)
+            model = _load_saved(path, dtype, mode, progress, max_context)
         else:
             model = _load_stored(path, dtype, mode, progress, max_context)
     warn_of_slow_products(model.params)
@@ -122,9 +122,11 @@ def _load_stored(
     )
 
 
-def _load_saved(path: Path, dtype: Any, mode: Mode, progress: bool) -> Model:
+def _load_saved(
+    path: Path, dtype: Any, mode: Mode, progress: bool, max_context: int | None
+) -> Model:
     """Load what `save` wrote by Orbax."""
-    config, raw = read_saved_config(path)
+    config, raw = read_saved_config(path, max_context)
     config = dataclasses.replace(config, dtype=_weights_dtype(dtype, config))
     return Model(
         config=config,

@@ -64,15 +64,20 @@ def write_orbax(folder: Path, config: ModelConfig, raw: Mapping[str, Any], param
     (folder / RECORD_NAME).write_text(text, encoding="utf-8")
 
 
-def read_saved_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
+def read_saved_config(
+    folder: Path, max_context: int | None = None
+) -> tuple[ModelConfig, dict[str, Any]]:
     """Return the model's facts, with the dtype of the stored weights, and its raw config.
+
+    `max_context` overrides the context that the model was saved with.
 
     Raises: CheckpointError for a record that is damaged, UnsupportedConfig as for any config.
     """
     record = _read_record(folder)
     try:
         family = family_named(record["family"])
-        config = read_config(family, record["config"], record["max_context"])
+        served = record["max_context"] if max_context is None else max_context
+        config = read_config(family, record["config"], served)
         pooling = record["pooling"] and Pooling(**record["pooling"])
         dtype, head = record["dtype"], record["head"]
     except (KeyError, TypeError, AttributeError) as error:
@@ -93,7 +98,7 @@ def read_orbax(folder: Path, config: ModelConfig, mode: Mode, *, progress: bool 
     record = _read_record(folder)
     _check_files(folder, record["files"], progress)
     try:
-        saved = abstract_leaves(config, record.get("packed", {}))
+        saved = _on_one_device(abstract_leaves(config, record.get("packed", {})))
         path = (folder / PARAMS_NAME).absolute()
         with ocp.StandardCheckpointer() as checkpointer:
             _check_shapes(folder, checkpointer.metadata(path), saved)
@@ -104,6 +109,14 @@ def read_orbax(folder: Path, config: ModelConfig, mode: Mode, *, progress: bool 
         raise
     except Exception as error:
         raise _damaged(folder, str(error)[:500]) from error
+
+
+def _on_one_device(shapes: Params) -> Params:
+    """Say where weights go, or Orbax would look for the devices that they were saved from."""
+    here = jax.device_put(0).sharding
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes
+    )
 
 
 def _restore_converted(path: Path, saved: Params, config: ModelConfig, mode: Mode) -> Params:

@@ -11,6 +11,9 @@ from inferjax.checkpoint.replace import replacing
 from inferjax.errors import UnsupportedConfig
 from inferjax.models.params import check_params
 from inferjax.models.quantized import check_arrays
+from inferjax.params import Params
+from inferjax.quant.leaf import is_packed
+from inferjax.quant.split import lay_out
 from inferjax.tokenizer import save_tokenizer
 
 FORMATS = ("orbax", "safetensors")
@@ -27,10 +30,11 @@ def save(
 ) -> Path:
     """Save config, weights and tokenizer in the folder `path`, which `load` reads.
 
-    "orbax" keeps the weights as they are in memory, packed ones bit for bit. "safetensors" writes
-    what Hugging Face tools load, in files of at most about `shard_bytes`; it has no form for packed
-    weights, which are refused: `dequantize` makes arrays of them. An interrupted save leaves what
-    was at `path`. Weights from elsewhere go in by `dataclasses.replace(model, params=...)`.
+    "orbax" keeps the weights as they are in memory, packed ones bit for bit, without what a mesh
+    makes of them: they are loaded on one device. "safetensors" writes what Hugging Face tools load,
+    in files of at most about `shard_bytes`; it has no form for packed weights, which are refused:
+    `dequantize` makes arrays of them. An interrupted save leaves what was at `path`. Weights from
+    elsewhere go in by `dataclasses.replace(model, params=...)`.
 
     Raises: CheckpointError if `path` exists without `overwrite`, or cannot be written; ShapeError
       if the weights do not belong to the config; UnsupportedConfig for packed weights as
@@ -56,5 +60,12 @@ def save(
                 progress=progress,
             )
         else:
-            write_orbax(folder, model.config, model.raw, model.params)
+            write_orbax(folder, model.config, model.raw, _merged(model.params))
     return path
+
+
+def _merged(params: Params) -> Params:
+    """Return packed weights in the one layout that a record describes, wherever they lie."""
+    return jax.tree.map(
+        lambda leaf: lay_out(leaf, None) if is_packed(leaf) else leaf, params, is_leaf=is_packed
+    )
