@@ -18,6 +18,7 @@ from inferjax.errors import CheckpointError, PackedWeightsWarning, UnsupportedCo
 from inferjax.models.gguf_format import Part, Stored
 from inferjax.models.params import ArraySpec
 from inferjax.models.quantized import abstract_leaf, form_of, pack_leaf
+from inferjax.models.sources import stack_transposed
 from inferjax.quant.leaf import is_packed
 from inferjax.quant.schemes import SCHEMES
 
@@ -68,6 +69,18 @@ def test_columns_of_stacked_matrices_are_counted_through():
     assert stacked == [[0, 1], [2, 3]]
     whole = columns((2, 3, 8), build=lambda w: w.swapaxes(1, 2), shape=(2, 8, 3), num_batch_axes=1)
     assert whole == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_finding_columns_takes_the_memory_of_two_weights():
+    """Four bytes a value, of one array of numbers at a time and a copy in another order."""
+    reads = [Stored((Part(f"t{i}", (512, 512), (512, 512)),), None) for i in range(2)]
+    spec = ArraySpec((512, 2, 512), ("",) * 3, num_in_axes=1)
+    tracemalloc.start()
+    found = find_columns(reads, stack_transposed, spec)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found is not None
+    assert peak < 2.25 * 4 * 2 * 512 * 512
 
 
 @pytest.mark.parametrize(
