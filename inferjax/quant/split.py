@@ -34,6 +34,8 @@ def may_cut(leaf: PackedLeaf, axis: int, size: int) -> bool:
     if axis in kept_axes(leaf):
         columns = math.prod(leaf.shape[i] for i in kept_axes(leaf) if i >= axis)
         return (columns // size) % LANES == 0
+    if leaf.permutation is not None and leaf.num_in_axes < 0:
+        return False  # a lookup needs a whole row to bring it into the order of the inputs
     before = math.prod(leaf.shape[i] for i in summed_axes(leaf) if i < axis)
     group = leaf.matrix.group or (MAX_GROUP if leaf.activations == "int8" else 1)
     step = math.lcm(VALUES_PER_WORD[leaf.matrix.format], group)

@@ -134,6 +134,24 @@ def test_rows_of_another_order_pick_their_inputs_from_all():
     np.testing.assert_allclose(run(x, put(leaf, split_of("rows"))), want, rtol=1e-5, atol=1e-4)
 
 
+def test_an_embedding_in_another_order_of_rows_is_not_cut_along_them():
+    """A lookup brings a row's values into the order of the inputs, and needs all of them for it."""
+    order = np.random.default_rng(2).permutation(128).astype(np.int32)
+    table = make_leaf("width of an embedding")
+    assert may_cut(table, 1, 4)
+    table = dataclasses.replace(table, permutation=jnp.asarray(order))
+    assert not may_cut(table, 1, 4)
+    assert may_cut(dataclasses.replace(make_leaf("vocabulary"), permutation=order[:64]), 0, 4)
+    ids, names = jnp.array([0, 15, 7], jnp.int32), ("vocab", "model")
+    rules = Rules(axes=(("model", "model"),))
+    axes = cut_axes(rules, names, table.shape, dict(MESH.shape), lambda a, n: may_cut(table, a, n))
+    placed = put(table, Split(axes=axes, rows=("data",)))
+    run = jax.jit(lookup)
+    np.testing.assert_array_equal(run(placed, ids), run(table, ids))
+    x, spec = make_x("width of an embedding"), "BTD,VD->BTV"
+    np.testing.assert_array_equal(runs(spec)(x, placed), runs(spec)(x, table))
+
+
 @pytest.mark.parametrize("kind", ["gate and up", "rows", "heads"])
 def test_gradients_and_vmap_pass_through(kind):
     leaf, x, spec = make_leaf(kind), make_x(kind), KINDS[kind][5]
