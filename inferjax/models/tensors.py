@@ -49,7 +49,10 @@ def tensors_from_params(config: ModelConfig, params: Params) -> dict[str, Array]
 
 
 def iterate_tensors(config: ModelConfig, params: Params) -> Iterator[tuple[str, Array]]:
-    """Yield the tensors one after the other, so that few of them exist at a time."""
+    """Yield the tensors one after the other, so that few of them exist at a time.
+
+    Raises: UnsupportedConfig for packed weights.
+    """
     check_arrays(params)
     treedef = jax.tree.structure(param_spec(config), is_leaf=_is_spec)
     sources = _sources(config, treedef)

@@ -45,7 +45,8 @@ def to_nnx(params: Params, config: ModelConfig, module: nnx.Module) -> None:
 
     Parameters that the config does not know keep their values.
 
-    Raises: ShapeError naming a weight that the module has no parameter for, or of another shape.
+    Raises: ShapeError naming a weight that the module has no parameter for, or of another shape;
+      UnsupportedConfig for packed weights.
     """
     tensors = tensors_from_params(config, params)
     prefix = family_named(config.family).base_prefix
