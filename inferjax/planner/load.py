@@ -18,7 +18,8 @@ class Load:
     prompt: tokens of a prompt, by default `context`.
     arrivals_s: requests a second, for the time that they queue.
     network_s: the time of a message to the user and back.
-    shared_prefix: tokens that all prompts begin with.
+    shared_prefix: tokens that all prompts begin with: fewer than those of a prompt, and of a
+      context.
     chunk: prompt tokens computed at a time. page_size: tokens of a page of the cache.
     reserved_share: the share of memory that is kept back.
 
@@ -46,10 +47,13 @@ class Load:
         }
         for name, size in sizes.items():
             check(size >= 1, f"{name} is {size}", "it counts from 1")
+        shortest = min(self.prompt_tokens, self.context)
         check(
-            0 <= self.shared_prefix < self.prompt_tokens,
+            0 <= self.shared_prefix < shortest,
             f"shared_prefix is {self.shared_prefix}",
-            f"a prompt of {self.prompt_tokens} tokens ends with at least one of its own",
+            f"of a prompt of {self.prompt_tokens} tokens and a context of {self.context}, at least "
+            "one token is a sequence's own",
+            f"give at most {shortest - 1}",
         )
         check(
             0 <= self.reserved_share < 1,
@@ -82,13 +86,13 @@ class Load:
         )
 
 
-def check(holds: bool, what: str, why: str) -> None:
+def check(holds: bool, what: str, why: str, fix: str = "give another number") -> None:
     """Refuse a number that means nothing.
 
     Raises: InvalidInput.
     """
     if not holds:
-        raise InvalidInput(what, why=why, fix="give another number")
+        raise InvalidInput(what, why=why, fix=fix)
 
 
 def check_amount(name: str, amount: float) -> None:

@@ -213,6 +213,9 @@ def test_fewest_chips_hold_the_load(llama):
         {"page_size": 0},
         {"shared_prefix": 4096},
         {"shared_prefix": -1},
+        {"prompt": 8000, "shared_prefix": 4096},
+        {"prompt": 8000, "shared_prefix": 5000},
+        {"prompt": 100, "shared_prefix": 100},
         {"reserved_share": 1.0},
         {"arrivals_s": -1.0},
         {"network_s": -0.1},
@@ -223,8 +226,19 @@ def test_fewest_chips_hold_the_load(llama):
     ids=str,
 )
 def test_load_that_means_nothing_is_refused(wrong):
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInput) as raised:
         Load(**wrong)
+    assert raised.value.why
+    assert raised.value.fix
+
+
+def test_longest_prefix_leaves_a_token_to_every_sequence(llama):
+    with pytest.raises(InvalidInput, match="give at most 4095"):
+        Load(prompt=8000, shared_prefix=4096)
+    load = Load(batch=2, prompt=8000, context=4096, shared_prefix=4095)
+    found = make_plan(llama, H100, 8, load)
+    assert found.room.sequence_bytes > 0
+    assert found.room.users >= 2
 
 
 @pytest.mark.parametrize(
