@@ -29,7 +29,7 @@ def loaded_model(params: Params, config: ModelConfig, exec: Exec) -> Model:
     return make_model(
         config,
         dtype=config.dtype,
-        kv_dtype=exec.kv_dtype or str(params.embed.dtype),
+        kv_dtype=exec.kv_dtype,
         leaves=loaded_leaves(config, params),
     )
 

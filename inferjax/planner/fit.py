@@ -7,9 +7,9 @@ from inferjax.config import Attention, LayerSpec, MoE
 from inferjax.errors import DoesNotFit
 from inferjax.planner.cache import chip_sequence_bytes
 from inferjax.planner.hardware import Chip
-from inferjax.planner.leaves import bits_per_weight, uniform_leaves
+from inferjax.planner.leaves import bits_per_weight
 from inferjax.planner.mesh import Mesh, head_share, meshes
-from inferjax.planner.model import Model, largest_leaf
+from inferjax.planner.model import Model, largest_leaf, make_model
 from inferjax.planner.work import weight_size
 
 # What programs, fragments and other processes take of a chip's memory. vLLM's default
@@ -142,12 +142,13 @@ def what_would_fit(chip: Chip, model: Model, mesh: Mesh, sizes: Sizes, room: Roo
     """Yield the changes that would each do alone: fewer users or bits, more chips."""
     if room.users > 0:
         yield f"serve {room.users} users at a time"
+    dtype = _dtype_of(model)
+    # Packed weights are computed with in float32, and so would keys and values be kept.
+    keeping = f" with keys and values in {dtype}" if model.kv_dtype == dtype != "float32" else ""
     for scheme in _schemes_below(model):
-        narrow = dataclasses.replace(
-            model, leaves=uniform_leaves(model.config, dtype=_dtype_of(model), scheme=scheme)
-        )
+        narrow = make_model(model.config, dtype=dtype, quantize=scheme, kv_dtype=model.kv_dtype)
         if room_on(chip, narrow, mesh, sizes).users >= sizes.batch:
-            yield f"quantize the weights to {scheme}"
+            yield f"quantize the weights to {scheme}{keeping}"
             break
     if model.kv_dtype not in ("int8", "float8_e4m3fn"):
         narrow = dataclasses.replace(model, kv_dtype="int8")

@@ -7,7 +7,7 @@ a mesh divides. Leaves that are alike, in layers that are alike, are counted tog
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from inferjax.config import ModelConfig, MoE
@@ -30,7 +30,8 @@ _PERMUTATION_BYTES = 4
 class Leaf:
     """`count` weights that are alike.
 
-    `name` is the path without the layer, `form` how it is packed (None keeps an array of `dtype`).
+    `name` is the path without the layer, `form` how it is packed; None keeps an array. `dtype` is
+    that of the array, and of what a packed weight is computed with: float32.
     `experts` is the mixture that it belongs to, whose first axis are its experts.
     """
 
@@ -70,7 +71,7 @@ def uniform_leaves(
     found: Counter[Leaf] = Counter()
     for name, spec, experts in _walk(param_spec(config), config):
         packed = form if spec.num_in_axes else None
-        kind = spec.dtype or dtype or config.dtype
+        kind = "float32" if packed else spec.dtype or dtype or config.dtype
         found[Leaf(name=name, count=1, spec=spec, dtype=kind, form=packed, experts=experts)] += 1
     return _counted(found)
 
@@ -118,6 +119,11 @@ def packed_bytes(form: PackedForm, num_in: int, num_out: int, stack: int = 1) ->
     if form.permuted:
         size += num_in * _PERMUTATION_BYTES
     return stack * size
+
+
+def activation_dtype(leaves: Sequence[Leaf]) -> str:
+    """Return the dtype between two products: that of an embedding's rows, as they are read."""
+    return next(leaf.dtype for leaf in leaves if leaf.name == "embed")
 
 
 def bits_per_weight(scheme: str | None, dtype: str) -> float:

@@ -5,7 +5,7 @@ import math
 
 from inferjax.config import KV_DTYPES, ModelConfig
 from inferjax.errors import UnsupportedConfig
-from inferjax.planner.leaves import DTYPE_BYTES, Leaf, uniform_leaves
+from inferjax.planner.leaves import DTYPE_BYTES, Leaf, activation_dtype, uniform_leaves
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +46,20 @@ def make_model(
 ) -> Model:
     """Return a model with weights of `dtype`, packed by the scheme `quantize` if there is one.
 
-    `kv_dtype` is by default the dtype; "fp8" is short for "float8_e4m3fn". `leaves` stand for
-    weights that are stored in some other way.
+    `kv_dtype` is by default that of activations: what the embedding's rows are read as, float32
+    where it is packed. "fp8" is short for "float8_e4m3fn". `leaves` stand for weights that are
+    stored in some other way.
 
     Raises: UnsupportedConfig for a dtype or scheme that is not known.
     """
     dtype = dtype or config.dtype
-    kv_dtype = {"fp8": "float8_e4m3fn", None: dtype}.get(kv_dtype, kv_dtype)
     if dtype not in ("float32", "bfloat16", "float16"):
         raise UnsupportedConfig(
             f"dtype is {dtype!r}", why="weights are float32, bfloat16 or float16"
         )
+    leaves = leaves or uniform_leaves(config, dtype=dtype, scheme=quantize)
+    activations = activation_dtype(leaves)
+    kv_dtype = {"fp8": "float8_e4m3fn", None: activations}.get(kv_dtype, kv_dtype)
     if kv_dtype not in KV_DTYPES:
         raise UnsupportedConfig(
             f"kv is {kv_dtype!r}",
@@ -65,9 +68,9 @@ def make_model(
         )
     return Model(
         config=config,
-        leaves=leaves or uniform_leaves(config, dtype=dtype, scheme=quantize),
+        leaves=leaves,
         kv_dtype=kv_dtype,
-        activation_bytes=DTYPE_BYTES[dtype],
+        activation_bytes=DTYPE_BYTES[activations],
     )
 
 

@@ -85,15 +85,10 @@ def total_time(steps: Sequence[StepTime]) -> StepTime:
 def product_rate(chip: Chip, model: Model) -> float:
     """Return the operations a second of products with weights, by what is multiplied.
 
-    Packed weights are widened on the way into the product, unless the other factor is rounded to
-    integers too: bits of weights are saved memory, not saved arithmetic.
+    Packed weights are widened to float32 on the way into the product, and so is the other factor
+    where it is rounded to integers: bits of weights are saved memory, not saved arithmetic.
     """
-    main = largest_leaf(model)
-    if main.form is None:
-        return chip.f32_flops if main.dtype == "float32" else chip.bf16_flops
-    if main.form.activations == "int8":
-        return chip.int8_flops
-    return chip.f32_flops if main.form.format == "float32" else chip.bf16_flops
+    return chip.f32_flops if largest_leaf(model).dtype == "float32" else chip.bf16_flops
 
 
 def message_s(chip: Chip, message: Message) -> float:

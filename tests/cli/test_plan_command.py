@@ -157,7 +157,10 @@ def test_plot_is_a_png_of_every_mesh_that_fits(tmp_path, capsys):
         (("llama-3-8b", "--chip=h1000"), "use one of a100-40gb, a100, h100"),
         (("llama-3-700b",), "no model is called 'llama-3-700b'"),
         (("llama-3-70b",), "70.8 GB are missing on every chip"),
-        (("llama-3-70b",), "quantize the weights to int4-g128; or use 2 chips (tp 2)"),
+        (
+            ("llama-3-70b",),
+            "quantize the weights to int4-g128 with keys and values in bfloat16; or use 2 chips",
+        ),
         (("llama-3-8b", "--chips=8", "--tp=3"), "no mesh of 8 chips"),
         (("llama-3-8b", "--chips=8", "--ep=8"), "the model is dense"),
         (("llama-3-8b", "--chips=0"), "0 chips"),
