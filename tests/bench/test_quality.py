@@ -1,6 +1,7 @@
 """The quality table: the original beside itself, schemes in the order of their bits, caches."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -81,6 +82,59 @@ def test_variants_are_those_that_have_a_choice():
         "int4, gptq",
         "keys and values in float16",
     ]
+
+
+def gemma(num_layers):
+    """Return a tiny Gemma's last layers: a window, none; less sure of itself than it is."""
+    model = tiny_model("gemma3_text")
+    layers = tuple(
+        dataclasses.replace(layer, group=i)
+        for i, layer in enumerate(model.config.layers[-num_layers:])
+    )
+    # Its random table is its head too: every token would be followed by itself for certain.
+    norm: Any = model.params.final_norm
+    norm = dataclasses.replace(norm, weight=jnp.full_like(norm.weight, -0.9))
+    return (
+        dataclasses.replace(
+            model.params, layers=model.params.layers[-num_layers:], final_norm=norm
+        ),
+        dataclasses.replace(model.config, layers=layers),
+    )
+
+
+RANDOM = np.random.default_rng(0).integers(3, 200, (6, 40)).astype(np.int32)
+
+
+def rows_of(params, config, plan):
+    result = quality.measure(params, config, RANDOM[:2], RANDOM[2:], plan)
+    assert all(np.isfinite(row["perplexity"]) for row in result["rows"])
+    return {quality.title(row): row for row in result["rows"]}
+
+
+def test_caches_in_eight_bits_have_rows():
+    params, config = gemma(2)
+    attention: list[Any] = [layer.attention for layer in config.layers]
+    assert [layer.window for layer in attention] == [8, None]
+    rows = rows_of(params, config, quality.Plan(schemes=(), kv=("float32", "int8", "fp8")))
+    cost = {
+        kind: rows[f"keys and values in {kind}"]["kl_mean"] for kind in ("float32", "int8", "fp8")
+    }
+    # Its attention weighs little beside its blocks, and eight bits of it less.
+    assert abs(cost["float32"]) < 0.1 * cost["int8"]
+    assert cost["int8"] < cost["fp8"] < 1e-4
+
+
+def test_recipes_have_rows_in_groups_of_both_lengths():
+    params, config = gemma(1)
+    plan = quality.Plan(schemes=("int4-g64", "int4-g128"))
+    rows = rows_of(params, config, plan)
+    names = [f"{s}{r}" for s in plan.schemes for r in ("", ", awq", ", gptq")]
+    assert list(rows) == ["float32 (the original)", *names]
+    for scheme in plan.schemes:
+        costs = {row["kl_mean"] for name, row in rows.items() if row["scheme"] == scheme}
+        assert len(costs) == 3
+        assert min(costs) > 0
+    assert rows["int4-g128"]["num_bytes"] < rows["int4-g64"]["num_bytes"]
 
 
 @pytest.mark.parametrize("change", [{"schemes": ("int3",)}, {"recipes": ("hqq",)}, {"kv": ("x",)}])

@@ -1,9 +1,11 @@
 """`inferjax quality`: a table, JSON, a picture, and what it refuses."""
 
 import json
+import shutil
 
 import pytest
 
+from inferjax.bench import quality
 from inferjax.cli import main as cli
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -43,6 +45,31 @@ def test_quality_prints_a_table_and_writes_json_and_a_picture(model, texts, tmp_
     assert result["text"] == ["read.txt"]
     assert {"hardware", "versions"} <= result.keys()
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_window_begins_as_the_tokenizer_begins_a_text(
+    model, texts, tmp_path, monkeypatch, capsys
+):
+    folder = tmp_path / "with_bos"
+    shutil.copytree(model, folder)
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    raw["model"]["vocab"]["<s>"] = 1
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    config = {"bos_token": "<s>", "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    seen, measure = {}, quality.measure
+
+    def noted(params, config, windows, calibration, *rest, **more):
+        seen.update(windows=windows, calibration=calibration)
+        return measure(params, config, windows, calibration, *rest, **more)
+
+    monkeypatch.setattr(quality, "measure", noted)
+    assert cli.main(words(folder, texts, "--schemes", "bfloat16")) == 0
+    assert "124 tokens in 4 windows of 32" in capsys.readouterr().out
+    for rows in seen.values():
+        assert rows.shape == (4, 32)
+        assert (rows[:, 0] == 1).all()
+        assert (rows[:, 1:] != 1).all()
 
 
 @pytest.mark.parametrize(
