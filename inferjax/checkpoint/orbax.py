@@ -23,7 +23,7 @@ import tqdm
 
 from inferjax.checkpoint.json_file import read_object
 from inferjax.checkpoint.planning import Mode
-from inferjax.checkpoint.saved_leaves import abstract_leaves, arrays_dtype, in_mode, packed_forms
+from inferjax.checkpoint.saved_leaves import abstract_leaves, dtype_of_arrays, in_mode, packed_forms
 from inferjax.config import ModelConfig, Pooling
 from inferjax.errors import CheckpointError, InferjaxError
 from inferjax.models.family import read_config
@@ -51,7 +51,7 @@ def write_orbax(folder: Path, config: ModelConfig, raw: Mapping[str, Any], param
     content = {
         "format": FORMAT,
         "family": config.family,
-        "dtype": arrays_dtype(params, config),
+        "dtype": dtype_of_arrays(params, config),
         "max_context": config.max_context,
         "head": config.head,
         "pooling": config.pooling and dataclasses.asdict(config.pooling),

@@ -27,7 +27,7 @@ def packed_forms(params: Params) -> dict[str, dict[str, Any]]:
     }
 
 
-def arrays_dtype(params: Params, config: ModelConfig) -> str:
+def dtype_of_arrays(params: Params, config: ModelConfig) -> str:
     """Return the dtype of the weights that are arrays, which all but exempted ones share."""
     specs, treedef = jax.tree.flatten(param_spec(config), is_leaf=_is_spec)
     for spec, leaf in zip(specs, treedef.flatten_up_to(params), strict=True):
