@@ -87,6 +87,12 @@ def test_file_gives_prompts_and_lengths(tmp_path):
     assert len(read_asks(path, num_tokens=9)) == 3
 
 
+def test_separators_inside_a_prompt_end_no_line(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt": "a\u2028b\x85c"}\n', encoding="utf-8")
+    assert read_asks(path, num_tokens=1) == [Ask(prompt="a\u2028b\x85c", num_tokens=1)]
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -29,6 +29,16 @@ def test_lines_are_numbered_and_empty_ones_left_out():
     assert lines == [Line(0, b"a\n"), Line(3, b"b")]
 
 
+def test_separators_inside_a_text_end_no_line(tmp_path):
+    text = "a\u2028b\x85c"
+    line = Line(0, json.dumps({"prompt": text}, ensure_ascii=False).encode() + b"\n")
+    assert list(read_lines(io.BytesIO(line.content))) == [line]
+    for _ in range(2):  # the second run reads what the first has written
+        with Results(tmp_path / "out.jsonl", "same") as results:
+            results.write(line, {"text": text})
+    assert [result["text"] for result in written(tmp_path / "out.jsonl")] == [text, text]
+
+
 def test_digest_of_a_line_does_not_depend_on_its_end():
     assert Line(0, b"a\r\n").digest == Line(5, b"a").digest != Line(0, b"b").digest
 

@@ -88,6 +88,13 @@ def test_quality_refuses_what_it_cannot_measure(model, texts, capsys, more, mess
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--text", "--calibration"])
+def test_quality_refuses_a_file_without_text(model, texts, tmp_path, capsys, flag):
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    assert cli.main(words(model, texts, flag, str(tmp_path / "empty.jsonl"))) == 2
+    assert "empty.jsonl holds no text" in capsys.readouterr().err
+
+
 def test_quality_refuses_to_calibrate_on_the_text_it_measures(model, texts, capsys):
     again = ("--calibration", str(texts / "read.txt"))
     assert cli.main(words(model, texts, *again)) == 2
