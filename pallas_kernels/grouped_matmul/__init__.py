@@ -47,6 +47,9 @@ def grouped_matmul(
     Raises: KeyError for an implementation that is not in the table; ValueError when x, weights and
     activations do not go together; KernelUnavailable when "cpu" is asked for and cannot run.
     """
+    stack = weights.values if isinstance(weights, PackedWeight) else weights
+    if not stack.shape[0]:
+        raise ValueError(f"weights have shape {stack.shape}: a stack has at least one matrix")
     if not isinstance(weights, PackedWeight):
         if activations != "float32" or implementation == "cpu":
             raise ValueError("plain arrays are multiplied as they are, by 'xla' or 'reference'")

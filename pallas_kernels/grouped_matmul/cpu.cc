@@ -35,6 +35,7 @@ ffi::Error GroupedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi
   t.groups = groups.typed_data();
   t.rows = rows.typed_data();
   t.num_matrices = values.dimensions()[0];
+  if (t.num_matrices < 1) return Refuse("a stack has at least one matrix");
   Problem& p = t.first;
   if (ffi::Error error = quant_matmul::ReadRows(x, p); error.failure()) return error;
   p.y = y->typed_data();

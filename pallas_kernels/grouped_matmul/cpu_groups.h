@@ -23,7 +23,7 @@ using quant_matmul::Product;
 struct Tiles {
   Problem first;              // with the first matrix of the stack; its rows are not set
   int64_t num_tiles, height;  // x is [num_tiles, height, num_in]
-  int64_t num_matrices;
+  int64_t num_matrices;       // at least one
   const int32_t* groups;      // [num_tiles]: the matrix of each tile
   const int32_t* rows;        // [num_tiles]: rows in use; those behind them come out as zeros
 };
@@ -85,7 +85,7 @@ void Run(Pool& pool, const Tiles& t, int variant, int64_t max_threads) {
       if (MatrixOf(t, next) != MatrixOf(t, tile)) break;
       rows += RowsOf(t, next);
     }
-    if (rows == 0 || t.num_matrices == 0) continue;
+    if (rows == 0) continue;
     products.emplace_back(ProblemOf(t, tile, rows), variant, max_threads, pool.num_threads());
     packs.Add(products.back().num_tiles());
     units.Add(products.back().num_units());

@@ -22,6 +22,7 @@ ffi::Error Probe(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> words,
                  ffi::ResultBuffer<ffi::U32> sum, int64_t forced, int64_t max_threads) {
   const int variant = ChosenVariant(forced);
   if (variant < 0) return ffi::Error::InvalidArgument("this processor cannot run that variant");
+  if (sum->element_count() != 1) return ffi::Error::InvalidArgument("the sum is one number");
   auto* sum_words = PK_PICK(SumWords, variant);
   const int64_t count = static_cast<int64_t>(words.element_count());
   std::atomic<uint32_t> total{0};

@@ -289,6 +289,46 @@ def test_half_precision_tiles_come_back_in_their_type():
         np.testing.assert_allclose(np.asarray(got, np.float32), want, rtol=0.02, atol=0.3)
 
 
+@pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
+def test_a_stack_of_no_matrices_is_refused(implementation):
+    case = LONG[3]
+    empty = jax.tree.map(lambda leaf: leaf[:0], make_stack(case))
+    indices = (jnp.asarray(GROUPS), jnp.asarray(ROWS))
+    with pytest.raises(ValueError, match="at least one matrix"):
+        grouped_matmul(
+            jnp.asarray(make_tiles(case)), empty, *indices, implementation=implementation
+        )
+    if implementation != "cpu":
+        x, weights = jnp.zeros((8, 4, 24)), jnp.zeros((0, 24, 40))
+        with pytest.raises(ValueError, match="at least one matrix"):
+            grouped_matmul(x, weights, *indices, implementation=implementation)
+
+
+def test_the_native_handler_itself_refuses_a_stack_of_no_matrices():
+    case = LONG[3]
+    empty = jax.tree.map(lambda leaf: leaf[:0], make_stack(case))
+    native_library.require()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="at least one matrix"):
+        cpu.grouped_matmul(
+            jnp.asarray(make_tiles(case)),
+            empty,
+            jnp.asarray(GROUPS),
+            jnp.asarray(ROWS),
+            activations="float32",
+        ).block_until_ready()
+
+
+@pytest.mark.parametrize("implementation", ["cpu", "xla"])
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0)])
+def test_no_tiles_and_tiles_of_no_rows_are_nothing(implementation, shape):
+    native_library.require()
+    case, (num_tiles, height) = LONG[3], shape
+    x = jnp.zeros((num_tiles, height, case.num_in))
+    counts = jnp.zeros(num_tiles, jnp.int32)
+    out = grouped_matmul(x, make_stack(case), counts, counts + 2, implementation=implementation)
+    assert out.shape == (num_tiles, height, case.num_out)
+
+
 def test_what_does_not_go_together_is_refused(monkeypatch):
     case = LONG[3]
     x, stack = jnp.asarray(make_tiles(case)), make_stack(case)

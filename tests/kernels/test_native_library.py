@@ -57,6 +57,12 @@ def test_probe_refuses_a_variant_that_is_not_there():
         probe(jnp.zeros(4, jnp.uint32), 17).block_until_ready()
 
 
+def test_probe_refuses_a_result_that_is_no_single_number():
+    call = jax.ffi.ffi_call(native.target("PkProbe"), jax.ShapeDtypeStruct((2,), jnp.uint32))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="one number"):
+        call(jnp.ones(8, jnp.uint32), variant=np.int64(-1), max_threads=np.int64(0))
+
+
 def test_missing_library_is_a_reason(forgotten, monkeypatch, tmp_path):
     monkeypatch.setattr(library, "FOLDER", tmp_path)
     shutil.copy(build.__file__, tmp_path)
