@@ -88,6 +88,19 @@ def read_saved_config(
     return config, record["config"]
 
 
+def read_saved_shapes(folder: Path, config: ModelConfig) -> Params:
+    """Return the weights as `jax.ShapeDtypeStruct`, packed as they were saved.
+
+    What is an array has `config.dtype`.
+
+    Raises: CheckpointError for a record that is damaged.
+    """
+    try:
+        return abstract_leaves(config, _read_record(folder).get("packed", {}))
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise _damaged(folder, str(error)[:500]) from error
+
+
 def read_orbax(folder: Path, config: ModelConfig, mode: Mode, *, progress: bool = False) -> Params:
     """Restore the weights, as `mode` asks for, after checking every file.
 

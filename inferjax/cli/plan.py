@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from inferjax.cli.options import add_quantize_argument
 from inferjax.cli.setup import EXIT_OK
 from inferjax.errors import InvalidInput
 
@@ -55,17 +56,15 @@ def _add_weights(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dtype",
         choices=["float32", "bfloat16", "float16"],
-        help="dtype of weights that are arrays (default: the checkpoint's; float32 on this machine "
-        "if it is a CPU)",
+        help="dtype of weights that are arrays (default: the checkpoint's; float32 for `--chip "
+        "local` on a CPU)",
     )
+    add_quantize_argument(group)
     group.add_argument(
-        "--quantize",
-        metavar="SCHEME",
-        help="pack the weights by a scheme: int8, int4, int4-g128, fp8, ..., or `none`; default: "
-        "as the file has them",
-    )
-    group.add_argument(
-        "--kv", metavar="DTYPE", help="dtype of keys and values: bfloat16, int8, fp8, ..."
+        "--kv",
+        metavar="DTYPE",
+        help="dtype of keys and values: bfloat16, int8, fp8, ... (default: that of activations, "
+        "float32 with packed embeddings)",
     )
 
 
@@ -147,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
         print(plan_report.known())
         return EXIT_OK
     _check_plot(args.plot)
-    model, chip = model_and_chip(args)
+    found, model, chip = model_and_chip(args)
     plan = make_plan(
         model,
         chip,
@@ -162,20 +161,22 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         _draw(args, model, plan)
     if args.json:
-        print(json.dumps(plan_report.values(args.model, model, plan)))
+        print(json.dumps(plan_report.values(found, model, plan)))
     else:
-        print(plan_report.report(args.model, model, plan))
+        print(plan_report.report(found, model, plan))
     return EXIT_OK
 
 
-def model_and_chip(args: argparse.Namespace) -> tuple[Any, Any]:
-    """Return the planner's view of the model and of the chip.
+def model_and_chip(args: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """Return what was found of the model, the planner's view of it, and the chip.
 
     Raises: UnknownChip, UnsupportedModel, UnsupportedConfig, CheckpointError.
     """
-    from inferjax.cli.plan_model import find_facts
-    from inferjax.planner import chip_named, make_model
+    from inferjax.checkpoint.planning import quantize_mode
+    from inferjax.cli.plan_model import as_loaded, find_facts
+    from inferjax.planner import chip_named
 
+    quantize_mode(args.dtype, args.quantize)
     is_local = args.chip.lower() in LOCAL
     if is_local and args.chips != 1:
         raise InvalidInput(
@@ -186,15 +187,9 @@ def model_and_chip(args: argparse.Namespace) -> tuple[Any, Any]:
     chip = None if is_local else chip_named(args.chip)
     found = find_facts(args.model)
     dtype = args.dtype or (_local_dtype(found.config.dtype) if is_local else found.config.dtype)
-    as_stored = args.quantize is None and args.dtype is None and found.stored is not None
-    model = make_model(
-        found.config,
-        dtype=dtype,
-        quantize=None if args.quantize == "none" else args.quantize,
-        kv_dtype=args.kv,
-        leaves=found.stored(dtype) if as_stored and found.stored else None,
-    )
-    return model, chip or _measured(model, args)
+    quantize = args.quantize or ("none" if args.dtype else "native")
+    model = as_loaded(found, dtype=dtype, quantize=quantize, kv_dtype=args.kv)
+    return found, model, chip or _measured(model, args)
 
 
 def load_from(args: argparse.Namespace) -> Any:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from inferjax.cli.plan_model import Found
 from inferjax.planner import Model, Plan, Point
 from inferjax.planner.cache import read_bytes, sequence_bytes, token_bytes
 from inferjax.planner.hardware import CHIPS
@@ -19,10 +20,10 @@ TERMS = {
 }
 
 
-def report(name: str, model: Model, plan: Plan) -> str:
+def report(found: Found, model: Model, plan: Plan) -> str:
     """Return a plan as tables."""
     parts = [
-        _heading(name, model, plan),
+        _heading(found, model, plan),
         _listed("memory of one chip", _memory(model, plan)),
         _listed("a token of every user, at least", _step(plan)),
         _listed("the first token, at least", _first(plan)),
@@ -30,17 +31,17 @@ def report(name: str, model: Model, plan: Plan) -> str:
         _listed("what more would save", _savings(plan)),
         curve_table(plan.curve),
     ]
-    parts += ["\n".join(f"note: {note}" for note in plan.notes)]
+    parts += ["\n".join(f"note: {note}" for note in (*found.notes, *plan.notes))]
     return "\n\n".join(part for part in parts if part)
 
 
-def _heading(name: str, model: Model, plan: Plan) -> str:
+def _heading(found: Found, model: Model, plan: Plan) -> str:
     config, active = model.config, model.num_active_parameters
     used = f", {active / 1e9:,.1f} of them used by a token" if active < model.num_parameters else ""
     bits = 8 * model.weight_bytes / model.num_parameters
     chips = f"{plan.mesh.num_chips} x {plan.chip.name}"
     return (
-        f"{name} on {chips}, {plan.mesh}\n"
+        f"{found.name} on {chips}, {plan.mesh}; config from {found.origin}\n"
         f"{model.num_parameters / 1e9:,.2f} billion parameters{used}; {stored_as(model)} weights, "
         f"{bits:.2f} bits each; {model.kv_dtype} keys and values\n"
         f"{plan.load.batch} users of {plan.load.context:,} tokens; the model's context is "
@@ -141,10 +142,11 @@ def curve_table(curve: Sequence[Point]) -> str:
     return "\n".join(lines)
 
 
-def values(name: str, model: Model, plan: Plan) -> dict[str, Any]:
+def values(found: Found, model: Model, plan: Plan) -> dict[str, Any]:
     """Return a plan as plain values for JSON."""
     facts = {
-        "name": name,
+        "name": found.name,
+        "config_from": found.origin,
         "family": model.config.family,
         "num_parameters": model.num_parameters,
         "num_active_parameters": model.num_active_parameters,
@@ -153,10 +155,10 @@ def values(name: str, model: Model, plan: Plan) -> dict[str, Any]:
         "kv_dtype": model.kv_dtype,
         "kv_bytes_per_token": token_bytes(model.config, model.kv_dtype),
     }
-    found = dataclasses.asdict(plan)
-    found["room"]["cache_bytes"] = plan.room.cache_bytes
-    found["first_token"]["seconds"] = plan.first_token.seconds
-    return {"model": facts, **found}
+    given = dataclasses.asdict(plan)
+    given["room"]["cache_bytes"] = plan.room.cache_bytes
+    given["first_token"]["seconds"] = plan.first_token.seconds
+    return {"model": facts, **given, "notes": (*found.notes, *plan.notes)}
 
 
 def known() -> str:

@@ -283,6 +283,14 @@ def public_config(name: str) -> ModelConfig:
     return read_config(family_for(raw["model_type"]), raw)
 
 
+def public_hub_id(name: str) -> str:
+    """Return the hub id whose dimensions a name of the table has.
+
+    Raises: KeyError for a name that is not in it.
+    """
+    return HUB_IDS[_key(name) or name]
+
+
 def _key(name: str) -> str | None:
     lowered = name.lower()
     if lowered in _MODELS:

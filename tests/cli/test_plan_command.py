@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+import inferjax as ij
 from inferjax.cli import main as cli
 from inferjax.planner import CHIPS, Load, Mesh, chip_named, make_model, make_plan, public_config
 from inferjax.planner.public_models import HUB_IDS
@@ -77,6 +78,40 @@ def test_fewer_bits_take_fewer_bytes(capsys):
     assert kv == (128 + 2) / 256
     half = plan_json(capsys, "llama-3-8b", "--dtype=float32")
     assert half["model"]["weight_bytes"] == 2 * wide["model"]["weight_bytes"]
+
+
+def test_quantize_means_what_it_means_to_load(root, tmp_path, capsys):
+    blocks = root / "checkpoints" / "tiny_gguf" / "deepseek_v3.gguf"
+    folder = tmp_path / "saved"
+    ij.save(ij.load(blocks), folder)
+    for path in (blocks, folder):
+        words = (str(path), "--context=64")
+        as_stored = plan_json(capsys, *words)
+        assert as_stored["model"]["stored_as"] == "int8 in groups of 32"
+        assert as_stored["model"]["config_from"].startswith(str(path))
+        assert plan_json(capsys, *words, "--quantize=native") == as_stored
+        assert plan_json(capsys, *words, "--quantize=int4")["model"]["stored_as"] != "float32"
+        # A dtype asks for arrays, as it does everywhere else, unless packing is asked for too.
+        arrays = plan_json(capsys, *words, "--quantize=none", "--dtype=float16")
+        assert arrays["model"]["stored_as"] == "float16"
+        assert plan_json(capsys, *words, "--dtype=float16") == arrays
+        both = plan_json(capsys, *words, "--quantize=native", "--dtype=float16")
+        assert both["model"]["stored_as"] == "int8 in groups of 32"
+    plain = plan_json(capsys, "llama-3-8b")
+    for mode in ("native", "none"):
+        assert plan_json(capsys, "llama-3-8b", f"--quantize={mode}") == plain
+
+
+def test_plan_says_where_the_config_is_from(tiny, capsys):
+    found = plan_json(capsys, "smollm2-135m-instruct")
+    origin = "the planner's table, after HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert found["model"]["config_from"] == origin
+    assert "SmolLM2-135M-Instruct.Q4_1.gguf" in found["notes"][0]
+    out = plan(capsys, "smollm2-135m-instruct")
+    assert f"; config from {origin}\n" in out
+    assert "note: the catalog's model of this name is a file of its own" in out
+    path = tiny / "mixtral"
+    assert f"config from {path / 'config.json'}\n" in plan(capsys, str(path), "--context=64")
 
 
 def test_latency_target_replaces_the_batch(capsys):
@@ -170,6 +205,8 @@ def test_plot_is_a_png_of_every_mesh_that_fits(tmp_path, capsys):
         (("llama-3-8b", "--price-per-chip-hour=inf"), "price is inf"),
         (("llama-3-8b", "--tpot-ms=nan"), "a time per token of nan ms"),
         (("llama-3-8b", "--quantize=int3"), "there is no such scheme"),
+        (("llama-3-8b", "--quantize=int3"), "native (as the file has it) or none (arrays)"),
+        (("llama-3-8b", "--shared-prefix=5000", "--prompt=8000"), "give at most 4095"),
         (("llama-3-8b", "--kv=int3"), "keys and values are not stored so"),
         (("llama-3-8b", "--batch=0"), "batch is 0"),
         (("llama-3-8b", "--context=9000"), "the model's context is 8192"),
