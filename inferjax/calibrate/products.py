@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from inferjax.config import LayerSpec
 from inferjax.layers.context import Dense
+from inferjax.layers.rope import rotation
 from inferjax.models.decoder import run_layer
 from inferjax.models.params import ArraySpec
 from inferjax.params import LayerParams
@@ -80,6 +81,8 @@ def layer_output(
 ) -> Float[Array, "B S D"]:
     """Run one layer on whole sequences."""
     positions = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32)[None], x.shape[:2])
-    return run_layer(x, layer, Dense(positions=positions), jnp.int32(0), spec=spec, moe_tile=None)[
-        0
-    ]
+    rope = spec.attention.rope
+    turn = None if rope is None else rotation(positions, rope)
+    context = Dense(positions=positions)
+    y, _ = run_layer(x, layer, context, jnp.int32(0), turn, spec=spec, moe_tile=None)
+    return y

@@ -22,6 +22,8 @@ from jaxtyping import Array, Float, Int, Num
 from inferjax.config import KV_DTYPES, CacheGroup, Exec, ModelConfig, cache_groups
 from inferjax.errors import OutOfPages, UnsupportedConfig
 from inferjax.pytree import pytree
+from pallas_kernels.kv_write import kv_write
+from pallas_kernels.kv_write.xla import as_stored
 from pallas_kernels.paged_attention import codes
 
 TRASH_PAGE = 0
@@ -146,14 +148,24 @@ def write(
     offsets: Int[Array, "B T"],
     *,
     value_dim: int,
+    implementation: str = "auto",
 ) -> Pages:
     """Store new tokens in place; a page id outside the pool is dropped, never clamped.
 
     `value_dim` tells the value columns of a latent, which have a factor of their own.
     """
-    place = (jnp.full_like(pages, layer), pages, slice(None), slice(None), offsets)
-    stored = _stored(new, pool, value_dim)
-    return jax.tree.map(lambda x, rows: x.at[place].set(rows, mode="drop"), pool, stored)
+    values, factors = kv_write(
+        pool.values,
+        pool.factors,
+        layer,
+        new,
+        pages,
+        offsets,
+        value_dim=value_dim,
+        turned=is_turned(pool),
+        implementation=implementation,
+    )
+    return Pages(values=values, factors=factors)
 
 
 def copy_pages(cache: KVCache, source: Int[Array, " N"], target: Int[Array, " N"]) -> KVCache:
@@ -192,18 +204,11 @@ def rewrite_keys(
         by_token = jax.tree.map(lambda x: x.swapaxes(2, 3), pages)
         tokens = codes.decode(by_token.values, by_token.factors, value_dim=value_dim)
         tokens = tokens.at[:, :, :, 0].set(change(tokens[:, :, :, 0]))
-        pages = jax.tree.map(lambda x: x.swapaxes(2, 3), _stored(tokens, pool, value_dim))
+        values, factors = as_stored(tokens, pool.values, value_dim=value_dim, turned=False)
+        rounded = Pages(values=values, factors=factors)
+        pages = jax.tree.map(lambda x: x.swapaxes(2, 3), rounded)
     into = _real_targets(pool, target)
     return jax.tree.map(lambda x, new: x.at[layer, into].set(new, mode="drop"), pool, pages)
-
-
-def _stored(new: Float[Array, "*tokens C W"], pool: Pages, value_dim: int) -> Pages:
-    """Return tokens as the pool holds them, token first."""
-    held = pool.values.dtype
-    if pool.factors is None:
-        return Pages(values=new.astype(held))
-    values, factors = codes.encode(new, held.name, value_dim=value_dim)
-    return Pages(values=values, factors=factors)
 
 
 def _copied(pool: Pages, source: Int[Array, " N"], target: Int[Array, " N"]) -> Pages:

@@ -7,7 +7,7 @@ from inferjax.config import Attention
 from inferjax.layers.context import Dense, Mask, Paged, attend
 from inferjax.layers.heads import heads_of
 from inferjax.layers.norm import normalize
-from inferjax.layers.rope import apply_rope, turn
+from inferjax.layers.rope import Rotation, rotate, turn
 from inferjax.params import AttentionParams
 from inferjax.quant.linear import linear
 
@@ -19,6 +19,7 @@ def attention[C: (Dense, Paged)](
     context: C,
     group: int,
     layer: int | Int[Array, ""],
+    rotation: Rotation | None,
 ) -> tuple[Float[Array, "B T D"], C]:
     """Project, rotate, attend and project back; returns the context with this layer's keys in it.
 
@@ -31,9 +32,8 @@ def attention[C: (Dense, Paged)](
         q_axes, k_axes = (3, 2) if spec.qk_norm_span == "all_heads" else (1, 1)
         q = normalize(q, w.q_norm, spec.qk_norm, num_axes=q_axes)
         k = normalize(k, w.k_norm, spec.qk_norm, num_axes=k_axes)
-    if spec.rope is not None:
-        positions = jnp.maximum(context.positions, 0)
-        q, k = apply_rope(q, positions, spec.rope), apply_rope(k, positions, spec.rope)
+    if rotation is not None:
+        q, k = rotate(q, rotation), rotate(k, rotation)
     mask = Mask(
         scale=spec.scale,
         value_dim=spec.head_dim,

@@ -14,7 +14,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from inferjax.errors import KernelUnavailable
 from inferjax.kv.cache import KVCache, Pages, is_turned, locate, page_size_of, write
-from inferjax.layers.hadamard import spread
 from inferjax.layers.heads import Heads, attend_on_mesh
 from inferjax.pytree import pytree, static
 from pallas_kernels import unavailable
@@ -40,14 +39,43 @@ class Paged:
 
     They too attend to each other as the cache holds them, rounded where it has fewer bits.
 
-    `lengths` counts cached tokens including the new ones; `block_tables` has one per group.
+    `lengths` counts cached tokens including the new ones; `block_tables` has one per group, and so
+    have `places`, the pages and offsets of new tokens. Make one with `paged`.
     """
 
     cache: KVCache
     positions: Int[Array, "B T"]
     lengths: Int[Array, " B"]
     block_tables: tuple[Int[Array, "B M"], ...]
+    places: tuple[tuple[Int[Array, "B T"], Int[Array, "B T"]], ...]
     implementation: str = static(default="auto")
+
+
+def paged(
+    cache: KVCache,
+    positions: Int[Array, "B T"],
+    lengths: Int[Array, " B"],
+    block_tables: tuple[Int[Array, "B M"], ...],
+    implementation: str,
+) -> Paged:
+    """Return the context of tokens at `positions`, once for all layers."""
+    places = tuple(
+        locate(
+            table,
+            positions,
+            page_size=page_size_of(cache),
+            num_pages=pool.values.shape[1],
+        )
+        for table, pool in zip(block_tables, cache.groups, strict=True)
+    )
+    return Paged(
+        cache=cache,
+        positions=positions,
+        lengths=lengths,
+        block_tables=block_tables,
+        places=places,
+        implementation=implementation,
+    )
 
 
 @pytree
@@ -79,17 +107,18 @@ def attend[C: (Dense, Paged)](
     if isinstance(context, Dense):
         return _attend_dense(context.positions, q, kv, mask), context
     pool = context.cache.groups[group]
-    table = context.block_tables[group]
-    pages, offsets = locate(
-        table,
-        context.positions,
-        page_size=page_size_of(context.cache),
-        num_pages=pool.values.shape[1],
+    # Only a plain implementation that is asked for by name has its counterpart for writing.
+    plain = context.implementation in ("xla", "reference")
+    writer = context.implementation if plain else "auto"
+    pool = write(
+        pool,
+        layer,
+        kv,
+        *context.places[group],
+        value_dim=mask.value_dim,
+        implementation=writer,
     )
-    if is_turned(pool):
-        q, kv = spread(q), kv.at[:, :, :, 0].set(spread(kv[:, :, :, 0]))
-    pool = write(pool, layer, kv, pages, offsets, value_dim=mask.value_dim)
-    of_rows = (table, context.positions, context.lengths)
+    of_rows = (context.block_tables[group], context.positions, context.lengths)
     run = functools.partial(_attend_pages, implementation=context.implementation)
     out = attend_on_mesh(run, heads, q, pool, jnp.asarray(layer, jnp.int32), of_rows, mask)
     pools = context.cache.groups
@@ -121,6 +150,7 @@ def _attend_pages(
             softcap=mask.softcap,
             sinks=mask.sinks,
             factors=pool.factors,
+            turned=is_turned(pool),
             implementation=implementation,
         )
     except unavailable.KernelUnavailable as error:

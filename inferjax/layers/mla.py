@@ -11,7 +11,7 @@ from inferjax.config import LatentAttention
 from inferjax.layers.context import Dense, Mask, Paged, attend
 from inferjax.layers.heads import heads_of
 from inferjax.layers.norm import normalize
-from inferjax.layers.rope import apply_rope, turn
+from inferjax.layers.rope import Rotation, rotate, turn
 from inferjax.params import LatentParams
 from inferjax.quant.linear import linear
 
@@ -23,21 +23,21 @@ def latent_attention[C: (Dense, Paged)](
     context: C,
     group: int,
     layer: int | Int[Array, ""],
+    rotation: Rotation,
 ) -> tuple[Float[Array, "B T D"], C]:
     """Compress, attend in latent space, expand; returns the context with the new latents in it.
 
     Source: DeepSeek-V2, arXiv 2405.04434, section 2.1 and appendix C.
     """
-    positions = jnp.maximum(context.positions, 0)
     low = x
     if w.wq_a is not None and w.q_norm is not None:
         low = normalize(linear(x, w.wq_a, "BTD,DR->BTR", w.bq_a), w.q_norm, spec.norm)
     q = linear(low, w.wq, "BTR,RNH->BTNH")
-    q_rope = apply_rope(q[..., spec.nope_dim :], positions, spec.rope)
+    q_rope = rotate(q[..., spec.nope_dim :], rotation)
     q_latent = linear(q[..., : spec.nope_dim], w.wk_b, "BTNH,NHR->BTNR")
     compressed = linear(x, w.wkv_a, "BTD,DR->BTR", w.bkv_a)
     latent = normalize(compressed[..., : spec.kv_rank], w.kv_norm, spec.norm)
-    k_rope = apply_rope(compressed[..., spec.kv_rank :], positions, spec.rope)
+    k_rope = rotate(compressed[..., spec.kv_rank :], rotation)
     out, context = attend(
         context,
         jnp.concatenate([q_latent, q_rope], axis=-1)[:, :, None],

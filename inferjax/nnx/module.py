@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from inferjax.config import MLP, Attention, LayerSpec, ModelConfig, Norm
 from inferjax.errors import UnsupportedModel
 from inferjax.layers.mlp import ACTIVATIONS
-from inferjax.layers.rope import apply_rope
+from inferjax.layers.rope import rotate, rotation
 
 
 class Decoder(nnx.Module):
@@ -100,7 +100,8 @@ class _Attention(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if spec.rope is not None:
             positions = jnp.tile(jnp.arange(length)[None], (batch, 1))
-            q, k = apply_rope(q, positions, spec.rope), apply_rope(k, positions, spec.rope)
+            turn = rotation(positions, spec.rope)
+            q, k = rotate(q, turn), rotate(k, turn)
         out = jax.nn.dot_product_attention(
             q, k, v, mask=_visible(length, spec.window)[None, None], scale=spec.scale
         )

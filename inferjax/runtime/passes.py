@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from inferjax.config import Exec, ModelConfig
 from inferjax.kv.cache import KVCache, init_cache
-from inferjax.layers.context import Paged
+from inferjax.layers.context import paged
 from inferjax.models.decoder import Taps, run_layers, unembed
 from inferjax.params import Params
 from inferjax.runtime.inputs import StepInputs, positions_of
@@ -35,13 +35,8 @@ def run_paged(
     positions = positions_of(inputs)
     if exec.exact:
         return _run_exact(params, config, cache, inputs, positions, exec, taps)
-    context = Paged(
-        cache=cache,
-        positions=positions,
-        lengths=jnp.where(inputs.lengths > 0, inputs.starts + inputs.lengths, 0),
-        block_tables=inputs.block_tables,
-        implementation=exec.attention,
-    )
+    lengths = jnp.where(inputs.lengths > 0, inputs.starts + inputs.lengths, 0)
+    context = paged(cache, positions, lengths, inputs.block_tables, exec.attention)
     hidden, context, seen = run_layers(
         params, config, inputs.tokens, context, moe_tile=None, taps=taps
     )
@@ -112,13 +107,7 @@ def _run_exact(
 
     def run_tile(cache: KVCache, rows: tuple[Array, Array, tuple[Array, ...]]):
         tokens, position, tables = rows
-        context = Paged(
-            cache=cache,
-            positions=position[:, None],
-            lengths=position + 1,
-            block_tables=tables,
-            implementation=exec.attention,
-        )
+        context = paged(cache, position[:, None], position + 1, tables, exec.attention)
         hidden, context, seen = run_layers(
             params, config, tokens[:, None], context, moe_tile=exec.tile, taps=taps
         )

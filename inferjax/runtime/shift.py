@@ -16,9 +16,9 @@ from jaxtyping import Array, Float, Int
 from inferjax.config import LatentAttention, ModelConfig
 from inferjax.kv.cache import KVCache, is_turned, rewrite_keys
 from inferjax.layers.attention import turn_keys
-from inferjax.layers.hadamard import spread
 from inferjax.layers.mla import turn_latents
 from inferjax.sharding import automatic
+from pallas_kernels.paged_attention.hadamard import spread
 
 
 @jax.jit(static_argnames=("config", "distance"), donate_argnames=("cache",))

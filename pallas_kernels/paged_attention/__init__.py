@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int, Num
 
 from pallas_kernels import native
 from pallas_kernels.paged_attention import codes, cpu, gpu, reference, xla
+from pallas_kernels.paged_attention.hadamard import spread
 
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "cpu": cpu.paged_attention,
@@ -35,6 +36,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Float[Array, "K G"] | None = None,
     factors: Float[Array, "L P K 2 S"] | None = None,
+    turned: bool = False,
     implementation: str = "auto",
 ) -> Float[Array, "B T K G Hv"]:
     """Attend from T >= 1 query tokens per row to the row's pages.
@@ -44,7 +46,8 @@ def paged_attention(
     of the pool, values the first `value_dim` columns of its last plane (a latent pool has one plane
     that is both). Whatever lies where no query of the row sees it, NaN included, has no influence:
     beyond the row's length, and in pages that its window has left.
-    A pool of codes, int8 or uint8, has `factors` beside it: `codes` tells what they stand for.
+    A pool of codes, int8 or uint8, has `factors` beside it: `codes` tells what they stand for. If
+    keys were `turned` before they were written (`hadamard`), queries are turned here.
     `sinks` are one extra logit per head without a value. Scores and sums are float32; the result
     has q's dtype.
 
@@ -59,7 +62,7 @@ def paged_attention(
         raise ValueError(
             f"a pool of {pool.dtype.name} {'without' if factors is None else 'with'} factors"
         )
-    return _choose(implementation, q, pool, value_dim)(
+    return _choose(implementation, q, pool, value_dim, turned)(
         q,
         pool,
         jnp.asarray(layer, jnp.int32),
@@ -75,16 +78,29 @@ def paged_attention(
     )
 
 
-def _choose(implementation: str, q: Array, pool: Array, value_dim: int) -> Callable[..., Array]:
+def _choose(
+    implementation: str, q: Array, pool: Array, value_dim: int, turned: bool
+) -> Callable[..., Array]:
     if implementation != "auto":
-        return IMPLEMENTATIONS[implementation]
+        return _named(implementation, turned)
     kernels = {}
     if not (_on_a_mesh(q) or _on_a_mesh(pool)):
         if pool.dtype.name in cpu.POOL_DTYPES and native.available():
-            kernels["cpu"] = cpu.paged_attention
+            kernels["cpu"] = _named("cpu", turned)
         if gpu.unavailable(q, pool, value_dim) is None:
-            kernels["cuda"] = gpu.paged_attention
-    return functools.partial(_by_platform, kernels) if kernels else xla.paged_attention
+            kernels["cuda"] = _named("gpu", turned)
+    default = _named("xla", turned)
+    return functools.partial(_by_platform, kernels, default) if kernels else default
+
+
+def _named(implementation: str, turned: bool) -> Callable[..., Array]:
+    """Return an implementation of the table that turns queries, or for which they are turned."""
+    run = IMPLEMENTATIONS[implementation]
+    if not turned:
+        return run
+    if implementation == "cpu":
+        return functools.partial(run, turned=True)
+    return lambda q, *arrays, **static: run(spread(q), *arrays, **static)
 
 
 def _on_a_mesh(x: Array) -> bool:
@@ -95,6 +111,7 @@ def _on_a_mesh(x: Array) -> bool:
 
 def _by_platform(
     kernels: dict[str, Callable[..., Array]],
+    default: Callable[..., Array],
     *arrays: Array,
     sinks: Array | None,
     factors: Array | None,
@@ -104,6 +121,4 @@ def _by_platform(
         return lambda sinks, factors, *arrays: run(*arrays, sinks=sinks, factors=factors, **static)
 
     branches = {platform: bound(run) for platform, run in kernels.items()}
-    return lax.platform_dependent(
-        sinks, factors, *arrays, default=bound(xla.paged_attention), **branches
-    )
+    return lax.platform_dependent(sinks, factors, *arrays, default=bound(default), **branches)

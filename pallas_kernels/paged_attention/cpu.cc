@@ -96,7 +96,7 @@ const char* Read(ffi::AnyBuffer q, ffi::AnyBuffer pool, Factors factors, Ints la
 ffi::Error Handle(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer pages, Factors factors,
                   Ints layers, Ints table, Ints positions, Ints lengths, Floats sinks,
                   ffi::Result<ffi::AnyBuffer> out, float scale, int64_t window, float softcap,
-                  int64_t forced, int64_t threads) {
+                  bool turned, int64_t forced, int64_t threads) {
   const int variant = ChosenVariant(forced);
   if (variant < 0) return ffi::Error::InvalidArgument("this processor cannot run that variant");
   Problem problem{};
@@ -106,6 +106,7 @@ ffi::Error Handle(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer pages, 
   problem.scale = scale;
   problem.window = window;
   problem.softcap = softcap;
+  problem.turned = turned;
   Run(problem, variant, threads, pool);
   return ffi::Error::Success();
 }
@@ -129,5 +130,6 @@ PK_HANDLER(PkPagedAttention, pk::paged_attention::Handle,
                .Attr<float>("scale")
                .Attr<int64_t>("window")
                .Attr<float>("softcap")
+               .Attr<bool>("turned")
                .Attr<int64_t>("variant")
                .Attr<int64_t>("threads"));

@@ -35,6 +35,7 @@ def paged_attention(
     softcap: float | None,
     sinks: Float[Array, "K G"] | None,
     factors: Float[Array, "L P K 2 S"] | None = None,
+    turned: bool = False,
     variant: int = -1,
     threads: int = 0,
 ) -> Float[Array, "B T K G Hv"]:
@@ -56,6 +57,7 @@ def paged_attention(
         value_dim,
         NO_WINDOW if window is None else window,
         0.0 if softcap is None else float(softcap),
+        turned,
         variant,
         threads,
     )
@@ -66,7 +68,13 @@ def paged_attention(
 
 @functools.lru_cache(maxsize=256)
 def _attention(
-    scale: float, value_dim: int, window: int, softcap: float, variant: int, threads: int
+    scale: float,
+    value_dim: int,
+    window: int,
+    softcap: float,
+    turned: bool,
+    variant: int,
+    threads: int,
 ) -> Callable[..., Array]:
     """Return attention over arrays: q, pool, factors, layers, table, positions, lengths, sinks."""
 
@@ -78,6 +86,7 @@ def _attention(
             scale=np.float32(scale),
             window=np.int64(window),
             softcap=np.float32(softcap),
+            turned=turned,
             variant=np.int64(variant),
             threads=np.int64(threads),
         )
@@ -88,4 +97,5 @@ def _attention(
         value_dim=value_dim,
         window=None if window == NO_WINDOW else window,
         softcap=softcap or None,
+        turned=turned,
     )

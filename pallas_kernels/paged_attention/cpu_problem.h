@@ -41,6 +41,7 @@ struct Problem {
   int64_t table_width, value_dim;
   int64_t window;  // positions a query sees; 2^32 and more: all
   float scale, softcap;  // softcap 0: none
+  bool turned;  // whether the pool's keys are turned: queries are too, before they meet them
 };
 
 // Queries of one sequence and key head that are computed together: rows [first_row, first_row +

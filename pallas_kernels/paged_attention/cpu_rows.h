@@ -3,6 +3,7 @@
 #define PALLAS_KERNELS_PAGED_ATTENTION_CPU_ROWS_H_
 
 #include "pallas_kernels/paged_attention/cpu_problem.h"
+#include "pallas_kernels/paged_attention/cpu_turn.h"
 #include "pallas_kernels/paged_attention/cpu_vector.h"
 
 namespace pk {
@@ -109,6 +110,7 @@ struct Rows {
     } else {
       UnpackRow(static_cast<const float*>(problem.q) + from, problem.width, q + r * width);
     }
+    if (problem.turned) Turn(q + r * width, problem.width);
     const SeenRange seen = SeenBy(problem, unit.sequence, problem.positions[Token(r)]);
     begin[r] = seen.begin;
     end[r] = seen.end;

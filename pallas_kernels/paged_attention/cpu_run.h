@@ -11,6 +11,7 @@
 #include "pallas_kernels/native/cpu_features.h"
 #include "pallas_kernels/native/float_mode.h"
 #include "pallas_kernels/native/parallel_for.h"
+#include "pallas_kernels/native/scratch.h"
 #include "pallas_kernels/paged_attention/cpu_problem.h"
 
 namespace pk {
@@ -104,14 +105,6 @@ inline void FindItems(const Problem& p, int64_t threads, Plan& plan) {
       plan.sums_floats += SumsFloats(p, unit.rows);
     }
   }
-}
-
-// One piece of memory a thread, which grows to the largest call.
-inline float* ThreadScratch(int64_t floats) {
-  thread_local std::vector<float> memory;
-  if (static_cast<int64_t>(memory.size()) < floats + 16) memory.resize(floats + 16);
-  const auto address = reinterpret_cast<uintptr_t>(memory.data());
-  return reinterpret_cast<float*>((address + 63) / 64 * 64);
 }
 
 // Queries that see nothing have no unit; all others are overwritten.

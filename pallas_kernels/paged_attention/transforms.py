@@ -10,6 +10,7 @@ from jax import custom_batching
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.paged_attention import codes, xla
+from pallas_kernels.paged_attention.hadamard import spread
 
 # A call without factors or sinks passes empty arrays of the same rank.
 NO_FACTORS = (0, 0, 0, 0, 0)
@@ -26,8 +27,12 @@ def transformable(
     value_dim: int,
     window: int | None,
     softcap: float | None,
+    turned: bool = False,
 ) -> Attention:
-    """Give an implementation its `vmap`, by folding into the batch, and XLA's derivatives."""
+    """Give an implementation its `vmap`, by folding into the batch, and XLA's derivatives.
+
+    `turned` tells that it turns queries by itself.
+    """
 
     @custom_batching.custom_vmap
     def call(*operands: Array) -> Array:
@@ -40,7 +45,7 @@ def transformable(
 
     attend = jax.custom_jvp(call)
     static = {"scale": scale, "value_dim": value_dim, "window": window, "softcap": softcap}
-    attend.defjvp(functools.partial(_jvp, attend, static))
+    attend.defjvp(functools.partial(_jvp, attend, static, turned))
     return attend
 
 
@@ -103,6 +108,7 @@ def _join(x: Array) -> Array:
 def _jvp(
     attend: Attention,
     static: dict[str, Any],
+    turned: bool,
     primals: tuple[Array, ...],
     tangents: tuple[Any, ...],
 ) -> tuple[Array, Array]:
@@ -111,7 +117,7 @@ def _jvp(
 
     def smooth(q: Array, pool: Array, factors: Array, sinks: Array) -> Array:
         return xla.paged_attention(
-            q,
+            spread(q) if turned else q,
             pool,
             layers[0],
             table,

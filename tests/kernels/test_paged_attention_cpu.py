@@ -12,6 +12,7 @@ import pytest
 from pallas_kernels import native
 from pallas_kernels.paged_attention import cpu, paged_attention, transforms
 from pallas_kernels.paged_attention.cases import CASES, Case
+from pallas_kernels.paged_attention.hadamard import spread
 from pallas_kernels.unavailable import KernelUnavailable
 from tests.kernels import native_library
 from tests.kernels.test_paged_attention import LAYER, dense_float64, in_dtype, make_arrays
@@ -186,6 +187,37 @@ def test_ids_out_of_range_mean_what_they_mean_to_the_reference(layer):
     np.testing.assert_allclose(np.asarray(got), np.asarray(known), **ATTENTION_F32)
 
 
+@pytest.mark.parametrize("width", [64, 24, 33, 128])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_queries_are_turned_to_meet_turned_keys(variant, width):
+    case = dataclasses.replace(LONG, width=width, value_dim=width)
+    arrays = make_arrays(case)
+    turned = {**arrays, "q": np.asarray(spread(jnp.asarray(arrays["q"])))}
+    found = run(case, arrays, variant=variant, turned=True)
+    np.testing.assert_allclose(found, run(case, turned, variant=variant), **ATTENTION_F32)
+    assert width == 33 or not np.allclose(found, run(case, arrays, variant=variant), atol=1e-3)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "reference", "auto", "cpu"])
+def test_every_implementation_turns_queries(implementation):
+    arrays = {k: jnp.asarray(v) for k, v in make_arrays(CASES[3]).items() if k != "sinks"}
+    static = {"scale": 0.3, "value_dim": CASES[3].value_dim, "layer": LAYER}
+
+    def attend(q, **options):
+        return paged_attention(**{**arrays, "q": q}, **static, **options)
+
+    def found(q):
+        return attend(q, turned=True, implementation=implementation)
+
+    def known(q):
+        return attend(spread(q), implementation="reference")
+
+    q = arrays["q"]
+    np.testing.assert_allclose(np.asarray(found(q)), np.asarray(known(q)), **ATTENTION_F32)
+    ours, theirs = (jax.grad(lambda q, f=f: (f(q) ** 2).sum())(q) for f in (found, known))
+    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), **ATTENTION_F32)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_result_has_the_dtype_of_q(dtype):
     arrays, values = in_dtype(LONG, make_arrays(LONG), dtype)
@@ -215,7 +247,7 @@ def test_a_pool_of_another_dtype_is_refused():
 def test_operands_that_do_not_fit_are_refused():
     arrays = make_arrays(CASES[0])
     given = [jnp.asarray(arrays[k]) for k in ("q", "pool", "block_table", "positions", "lengths")]
-    call = cpu._attention(1.0, 16, cpu.NO_WINDOW, 0.0, -1, 0)
+    call = cpu._attention(1.0, 16, cpu.NO_WINDOW, 0.0, False, -1, 0)
     q, pool, table, positions, lengths = given
     factors, sinks = jnp.zeros(transforms.NO_FACTORS, jnp.bfloat16), jnp.zeros((0, 2, 2))
     good = [q, pool, factors, jnp.zeros(3, jnp.int32), table, positions, lengths, sinks]
@@ -235,4 +267,4 @@ def test_operands_that_do_not_fit_are_refused():
         with pytest.raises(jax.errors.JaxRuntimeError, match=text):
             jax.block_until_ready(call(*operands))
     with pytest.raises(jax.errors.JaxRuntimeError, match="cannot run that variant"):
-        jax.block_until_ready(cpu._attention(1.0, 16, cpu.NO_WINDOW, 0.0, 17, 0)(*good))
+        jax.block_until_ready(cpu._attention(1.0, 16, cpu.NO_WINDOW, 0.0, False, 17, 0)(*good))

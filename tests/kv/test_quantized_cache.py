@@ -17,10 +17,10 @@ from inferjax.engine.sizes import make_sizes
 from inferjax.errors import ShapeError, UnsupportedConfig
 from inferjax.kv import cache as kv
 from inferjax.layers import context
-from inferjax.layers.hadamard import spread
 from inferjax.runtime.shift import shift_pages
 from inferjax.sampling import Status
 from pallas_kernels.paged_attention import codes
+from pallas_kernels.paged_attention.hadamard import spread
 
 KINDS = ("int8", "float8_e4m3fn")
 FAMILIES = ("llama", "gemma3_text", "gpt_oss", "deepseek_v3")
@@ -76,7 +76,7 @@ def test_a_step_computes_with_the_rounded_keys_and_values(monkeypatch, family, k
     """The oracle: a float32 cache into which rounded numbers are written."""
     ours, _ = run(family, ij.Exec(page_size=8, kv_dtype=kind, attention="reference"), 8)
 
-    def write_rounded(pool, layer, new, *place, value_dim):
+    def write_rounded(pool, layer, new, *place, value_dim, implementation):
         turned = kv.is_turned(filled(family, kind).groups[0])
         new = with_turned_keys(new) if turned else new
         encoded = codes.encode(new, kv.CODES[kind], value_dim=value_dim)

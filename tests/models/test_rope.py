@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from inferjax.config import Rope
-from inferjax.layers.rope import apply_rope, inverse_frequencies
+from inferjax.layers.rope import inverse_frequencies, rotate, rotation
 
 DIM, THETA = 16, 10_000.0
 # float32 powers and quotients against float64: a few units in the last place.
@@ -139,7 +139,7 @@ def test_rotation_turns_each_pair_as_a_complex_number(rng):
     pairs = x[..., :4] + 1j * x[..., 4:8]
     turned = pairs * np.exp(1j * positions[..., None, None] * plain(dim=8))
     expected = np.concatenate([turned.real, turned.imag, x[..., 8:]], axis=-1)
-    got = apply_rope(jnp.asarray(x), jnp.asarray(positions), rope)
+    got = rotate(jnp.asarray(x), rotation(jnp.asarray(positions), rope))
     # An angle of 900 is good to 3e-5 in float32.
     np.testing.assert_allclose(got, expected, atol=2e-4)
 
@@ -154,7 +154,7 @@ def test_rotation_scales_by_the_attention_factor(rng):
         original_context=64,
         attention_factor=1.5,
     )
-    at_zero = apply_rope(x, jnp.zeros((1, 2), jnp.int32), rope)
+    at_zero = rotate(x, rotation(jnp.zeros((1, 2), jnp.int32), rope))
     np.testing.assert_allclose(at_zero, 1.5 * x, rtol=1e-6)
 
 
@@ -163,7 +163,9 @@ def test_scores_depend_only_on_the_distance(rng):
     q, k = (jnp.asarray(rng.normal(size=(1, 1, 8)), jnp.float32) for _ in range(2))
 
     def score(m, n):
-        turned = [apply_rope(v, jnp.full((1, 1), p, jnp.int32), rope) for v, p in ((q, m), (k, n))]
+        turned = [
+            rotate(v, rotation(jnp.full((1, 1), p, jnp.int32), rope)) for v, p in ((q, m), (k, n))
+        ]
         return float(jnp.vdot(*turned))
 
     assert score(5, 3) == pytest.approx(score(105, 103), abs=1e-4)
@@ -174,7 +176,7 @@ def test_rotation_keeps_the_dtype_and_computes_in_float32(rng):
     x = jnp.asarray(rng.normal(size=(1, 1, 8)), jnp.bfloat16)
     rope = Rope(theta=THETA, dim=8)
     positions = jnp.full((1, 1), 1001, jnp.int32)
-    got = jax.jit(lambda a: apply_rope(a, positions, rope))(x)
-    exact = apply_rope(x.astype(jnp.float32), positions, rope)
+    got = jax.jit(lambda a: rotate(a, rotation(positions, rope)))(x)
+    exact = rotate(x.astype(jnp.float32), rotation(positions, rope))
     assert got.dtype == jnp.bfloat16
     np.testing.assert_array_equal(got, exact.astype(jnp.bfloat16))

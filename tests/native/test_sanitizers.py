@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 # A driver, and the folder whose loops it runs.
 DRIVERS = {
     "quant_matmul": ("driver.cc", "quant_matmul"),
+    "kv_write": ("write_driver.cc", "kv_write"),
     "grouped_matmul": ("grouped_driver.cc", "quant_matmul"),
     "paged_attention": ("attention_driver.cc", "paged_attention"),
 }
