@@ -10,6 +10,25 @@ from pathlib import Path
 from inferjax.errors import CheckpointError
 
 
+def check_replaceable(path: Path, *, overwrite: bool) -> None:
+    """Refuse what a new folder must not replace.
+
+    Raises: CheckpointError if `path` exists and is not to be overwritten, or is no folder.
+    """
+    if path.exists() and not overwrite:
+        raise CheckpointError(
+            f"{path} exists already",
+            why="a checkpoint is never overwritten by accident",
+            fix="choose another folder, or say overwrite=True (--overwrite)",
+        )
+    if path.exists() and not path.is_dir():
+        raise CheckpointError(
+            f"{path} is a file",
+            why="a checkpoint is saved as a folder",
+            fix="choose another name, or move the file away",
+        )
+
+
 @contextlib.contextmanager
 def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
     """Give a new folder beside `path` to write to; on success it becomes `path`.
@@ -19,14 +38,7 @@ def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
 
     Raises: CheckpointError if `path` exists and is not to be overwritten, or cannot be written.
     """
-    if path.exists() and not overwrite:
-        raise CheckpointError(
-            f"{path} exists already",
-            why="a checkpoint is never overwritten by accident",
-            fix="choose another folder, or say overwrite=True (--overwrite)",
-        )
-    if path.exists() and not path.is_dir():
-        raise CheckpointError(f"{path} is a file", why="a checkpoint is saved as a folder")
+    check_replaceable(path, overwrite=overwrite)
     fresh = path.with_name(f".{path.name}.saving-{os.getpid()}")
     try:
         _remove_abandoned(path)

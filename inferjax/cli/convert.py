@@ -53,11 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load the source and save it."""
     from inferjax.checkpoint.load import load
+    from inferjax.checkpoint.replace import check_replaceable
     from inferjax.checkpoint.save import save
 
     began, shard_bytes = time.perf_counter(), parse_size(args.shard_bytes)
     progress = show_progress(quiet=args.json)
     quantize, texts = _quantize(args), _calibration(args)
+    check_replaceable(args.destination.expanduser(), overwrite=args.overwrite)
     calibrating = args.recipe != "rtn"
     dtype = args.dtype or _stored_dtype(args.source, packed=quantize != "none")
     with warnings_in_a_line():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from inferjax.cli.options import add_quantize_argument
-from inferjax.cli.setup import EXIT_OK
+from inferjax.cli.setup import EXIT_OK, check_target
 from inferjax.errors import InvalidInput
 
 LOCAL = ("local", "this-machine")
@@ -255,10 +255,7 @@ def _check_plot(path: Path | None) -> None:
     from inferjax.bench.plot import check_matplotlib
 
     check_matplotlib()
-    if not path.parent.is_dir():
-        raise InvalidInput(
-            f"{path.parent} is no folder", why="the plot goes there", fix="make it first"
-        )
+    check_target(path)
 
 
 def _draw(args: argparse.Namespace, model: Any, plan: Any) -> None:

@@ -5,7 +5,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from inferjax.cli.setup import EXIT_OK, cache_folder, keep_compiled_programs, show_progress
+from inferjax.cli.setup import (
+    EXIT_OK,
+    cache_folder,
+    check_target,
+    keep_compiled_programs,
+    show_progress,
+)
 from inferjax.errors import InvalidInput
 
 
@@ -64,6 +70,9 @@ def run(args: argparse.Namespace) -> int:
             raise InvalidInput(f"--{flag.replace('_', '-')} {getattr(args, flag)} is too few")
     if args.plot:
         check_matplotlib()
+    for path in (args.json, args.plot):
+        if path is not None:
+            check_target(path)
     texts, others = _texts(args)
     keep_compiled_programs()
     progress = show_progress()

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from inferjax.errors import InvalidInput
+
 EXIT_OK, EXIT_PARTIAL, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
@@ -25,6 +27,25 @@ def keep_compiled_programs() -> None:
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def check_target(path: Path) -> None:
+    """Refuse a file that could not be written in the end, before anything is computed.
+
+    Raises: InvalidInput.
+    """
+    if not path.parent.is_dir():
+        raise InvalidInput(
+            f"{path.parent} is no folder", why=f"{path.name} goes there", fix="make it first"
+        )
+    if path.is_dir():
+        raise InvalidInput(f"{path} is a folder", why="a file is written", fix="name a file in it")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InvalidInput(
+            f"{path} cannot be written",
+            why="the file, or its folder, may not be changed by you",
+            fix="choose another place",
+        )
 
 
 def show_progress(*, quiet: bool = False) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 
 from inferjax.cli.benchmarks.flags import add_load_arguments, add_sizes, mix_from
 from inferjax.cli.benchmarks.warm import warm_engine
-from inferjax.cli.setup import show_progress
-from inferjax.errors import InvalidInput, MissingPackage
+from inferjax.cli.setup import check_target, show_progress
+from inferjax.errors import MissingPackage
 
 CONCURRENCY = (1, 2, 4, 8, 16)
 
@@ -44,7 +44,9 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from inferjax.bench.serving import parse_goals
 
     json_path, png_path = (args.output.with_name(args.output.name + e) for e in (".json", ".png"))
-    note = _check(args)
+    note = _why_no_plot(args)
+    for path in (json_path,) if note else (json_path, png_path):
+        check_target(path)
     mix, goals, loads = mix_from(args), parse_goals(args.goodput), _loads(args)
     largest = max((load.max_concurrency or 0 for load in loads), default=0)
     defaults = {"max_running": largest} if largest else {}
@@ -69,17 +71,13 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return values, f"{warm.compiled}\n{sweep.table(result)}\n{written}"
 
 
-def _check(args: argparse.Namespace) -> str | None:
+def _why_no_plot(args: argparse.Namespace) -> str | None:
     """Return why there will be no plot, or None if there will be one.
 
-    Raises: InvalidInput, MissingPackage: before anything is measured.
+    Raises: MissingPackage for one that is asked for.
     """
     from inferjax.bench.plot import check_matplotlib
 
-    if not args.output.parent.is_dir():
-        raise InvalidInput(
-            f"{args.output.parent} is no folder", why="the results go there", fix="make it first"
-        )
     if args.plot is False:
         return "no plot, as asked"
     try:
