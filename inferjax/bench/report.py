@@ -7,11 +7,13 @@ from pathlib import Path
 
 import jax
 
+from pallas_kernels import native
+
 PACKAGES = ("inferjax", "jax", "jaxlib", "flax", "numpy")
 
 
 def hardware() -> dict[str, object]:
-    """Return the device kind and count, the processor's name and the cores this process may use."""
+    """Return the devices, the processor, its cores, and the instruction set of native kernels."""
     devices = jax.devices()
     return {
         "platform": devices[0].platform,
@@ -19,6 +21,7 @@ def hardware() -> dict[str, object]:
         "num_devices": len(devices),
         "processor": _processor(),
         "num_cores": os.cpu_count(),
+        "native_kernels": native.variants()[-1] if native.available() else "none",
     }
 
 
@@ -41,7 +44,8 @@ def hardware_line() -> str:
     names = [str(facts["processor"])]
     if facts["platform"] != "cpu":
         names.insert(0, f"{facts['num_devices']} x {facts['device']}")
-    return f"{', '.join(names)}, {facts['num_cores']} cores, jax {versions()['jax']}"
+    names += [f"{facts['num_cores']} cores", f"native kernels: {facts['native_kernels']}"]
+    return f"{', '.join(names)}, jax {versions()['jax']}"
 
 
 def _processor() -> str:

@@ -1,6 +1,7 @@
 import jax.numpy as jnp
 
 from inferjax.bench import limits, report
+from pallas_kernels import native
 
 
 def test_bandwidth_and_matmul_are_measured_in_plausible_units():
@@ -19,3 +20,11 @@ def test_report_names_device_and_versions():
     assert report.hardware()["platform"] == "cpu"
     assert report.versions()["inferjax"]
     assert f"jax {report.versions()['jax']}" in report.hardware_line()
+
+
+def test_a_report_names_the_instruction_set_that_native_kernels_use(monkeypatch):
+    best = native.variants()[-1] if native.available() else "none"
+    assert report.hardware()["native_kernels"] == best
+    assert f"native kernels: {best}," in report.hardware_line()
+    monkeypatch.setattr(native, "available", lambda: False)
+    assert "native kernels: none," in report.hardware_line()
