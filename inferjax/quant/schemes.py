@@ -15,6 +15,8 @@ AnyArray = Any
 
 _LARGEST = {"int8": 127.0, "float8": 448.0}
 _INT4_STEPS = 15.0
+# XLA on a CPU takes what is smaller for zero, and its inverse would be infinite.
+_SMALLEST_SCALE = np.finfo(np.float32).tiny
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +104,23 @@ def grid_of(
 
     With a minimum, the codes 0 to 15 go from the smallest value to the largest. Without one, int8
     and float8 put the largest magnitude on their largest code, and int4 on -8, its only extreme.
+
+    A scale below 2^-126 is zero, and so are the codes. Where a value, or the range from the
+    smallest to the largest, is not finite, the scale is NaN.
     """
     xp = grouped.__array_namespace__()
-    low, high = xp.min(grouped, axis=-2) * shrink, xp.max(grouped, axis=-2) * shrink
-    if scheme.minimum:
-        return Grid((high - low) / np.float32(_INT4_STEPS), low)
-    if scheme.format == "int4":
-        return Grid(xp.where(high > -low, high, low) / np.float32(-8.0), None)
-    return Grid(xp.maximum(high, -low) / np.float32(_LARGEST[scheme.format]), None)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        low, high = xp.min(grouped, axis=-2) * shrink, xp.max(grouped, axis=-2) * shrink
+        if scheme.minimum:
+            scales = (high - low) / np.float32(_INT4_STEPS)
+        elif scheme.format == "int4":
+            scales = xp.where(high > -low, high, low) / np.float32(-8.0)
+        else:
+            scales = xp.maximum(high, -low) / np.float32(_LARGEST[scheme.format])
+    scales = xp.where(xp.abs(scales) < _SMALLEST_SCALE, np.float32(0), scales)
+    # XLA's largest of some numbers on a CPU leaves out a NaN among them.
+    finite = xp.all(xp.isfinite(grouped), axis=-2) & xp.isfinite(scales)
+    return Grid(xp.where(finite, scales, np.float32(np.nan)), low if scheme.minimum else None)
 
 
 def encode(
@@ -120,8 +131,10 @@ def encode(
     `grid` broadcasts against the values.
     """
     xp = values.__array_namespace__()
-    from_zero = values if grid.minimums is None else values - grid.minimums
-    scaled = from_zero * _inverse(grid.scales)
+    inverse = _inverse(grid.scales)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        from_zero = values if grid.minimums is None else values - grid.minimums
+        scaled = xp.where(inverse == 0, np.float32(0), from_zero * inverse)
     if scheme.format == "float8":
         limit = np.float32(_LARGEST["float8"])
         clipped = xp.clip(scaled, -limit, limit)
@@ -154,6 +167,7 @@ def per_row(grid: Grid) -> Grid:
 
 
 def _inverse(scales: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
-    """Return one over the scale; zero for a group of equal values, whose codes are all zero."""
+    """Return one over the scale, and zero where no code but zero has a meaning: 0 and NaN."""
     xp = scales.__array_namespace__()
-    return xp.where(scales == 0, np.float32(0), 1 / xp.where(scales == 0, np.float32(1), scales))
+    usable = xp.abs(scales) >= _SMALLEST_SCALE
+    return xp.where(usable, 1 / xp.where(usable, scales, np.float32(1)), np.float32(0))

@@ -1,13 +1,23 @@
 """Every scheme of the table: rounding errors within its steps, edge values, NumPy and JAX alike."""
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
 from inferjax.errors import UnsupportedConfig
 from inferjax.quant.schemes import SCHEMES, round_to_nearest, scheme_named
-from pallas_kernels.quant_matmul import dequantize
+from pallas_kernels.quant_matmul import (
+    IMPLEMENTATIONS,
+    QUANTIZED,
+    dequantize,
+    quant_matmul,
+    unpack,
+)
+from tests.kernels import native_library
 
 # The largest error as a share of the largest value that shares a scale: half a step of the codes.
 HALF_STEPS = {
@@ -66,6 +76,65 @@ def test_numpy_and_jax_agree(rng, name):
     apart = np.abs(np.asarray(dequantize(traced)) - np.asarray(dequantize(ours)))
     # A quotient that XLA rounds differently moves a value to the neighbouring code at most.
     assert np.mean(apart > 1e-5) < 1e-3
+
+
+CODED = [name for name, scheme in SCHEMES.items() if scheme.format in QUANTIZED]
+FILLS = {"zero": 0.0, "subnormal": 3e-39, "smallest scales": 1e-37, "large": 1e38}
+
+
+def rounded(matrix, name, where):
+    """Return the packed matrix and its values, computed by NumPy or by XLA, which flushes."""
+    matrix = matrix if where == "numpy" else jnp.asarray(matrix)
+    run = functools.partial(round_to_nearest, scheme=SCHEMES[name])
+    packed = (run if where == "numpy" else jax.jit(run))(matrix)
+    return packed, np.asarray(dequantize(packed))
+
+
+def shares_a_scale(name: str, row: int, rows: int) -> np.ndarray:
+    group = SCHEMES[name].group or rows
+    return np.arange(rows) // group == row // group
+
+
+@pytest.mark.parametrize("where", ["numpy", "xla"])
+@pytest.mark.parametrize("name", CODED)
+@pytest.mark.parametrize("fill", FILLS)
+def test_columns_next_to_zero_or_infinity_stay_near_what_they_were(rng, name, where, fill):
+    size = FILLS[fill]
+    matrix = (rng.uniform(-1, 1, size=(128, 20)) * size).astype(np.float32)
+    matrix[:, 3] = rng.normal(size=128)
+    values = rounded(matrix, name, where)[1]
+    # Half a step, twice that where eight is on one side only, or what is lost next to zero.
+    assert (np.abs(values - matrix)[:, :3] <= size / 8 + 15 * 2.0**-126).all()
+    x = np.full((2, 128), 1e-3, np.float32)
+    packed = jax.tree.map(jnp.asarray, rounded(matrix, name, where)[0])
+    for implementation in IMPLEMENTATIONS:
+        if implementation == "cpu":
+            native_library.require()
+        out = np.asarray(quant_matmul(jnp.asarray(x), packed, implementation=implementation))
+        assert np.isfinite(out).all()
+        np.testing.assert_allclose(out[0, 3], 1e-3 * values[:, 3].sum(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["numpy", "xla"])
+@pytest.mark.parametrize("name", CODED)
+def test_what_is_not_finite_makes_all_that_shares_its_scale_nan(rng, name, where, bad):
+    matrix = rng.normal(size=(128, 20)).astype(np.float32)
+    known = rounded(matrix, name, where)[1]
+    matrix[70, 5] = bad
+    packed, values = rounded(matrix, name, where)
+    broken = shares_a_scale(name, 70, 128)
+    assert np.isnan(values[broken, 5]).all()
+    values = np.where(np.isnan(values), known, values)
+    assert_array_equal(values, known)
+    assert np.isfinite(np.asarray(unpack(packed)).astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("where", ["numpy", "xla"])
+@pytest.mark.parametrize("name", [name for name in CODED if SCHEMES[name].minimum])
+def test_a_range_that_float32_does_not_hold_is_nan(name, where):
+    matrix = np.tile(np.float32([[3e38], [-3e38]]), (32, 4))
+    assert np.isnan(rounded(matrix, name, where)[1]).all()
 
 
 def test_an_unknown_scheme_is_refused():
