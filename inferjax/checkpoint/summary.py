@@ -5,7 +5,6 @@ aside, noted, and the config read without it.
 """
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -42,7 +41,8 @@ class Summary:
     """What is known of a checkpoint; one without `problems` can be loaded.
 
     `stored` counts tensors by their dtype. `quantization` says in words how layers of integers are
-    stored, `packed` what each kind of codes becomes, and `packed_bytes` what that takes.
+    stored, `packed` what each kind of codes becomes, and `packed_bytes` what all weights that
+    `load` keeps packed take: None where there are none, or something is wrong with the tensors.
     `tokenizer` and `chat_template` tell whether there is one. What is beside the point of a
     problem, such as `model` for an unknown family, is None.
     """
@@ -58,6 +58,14 @@ class Summary:
     packed_bytes: int | None = None
     tokenizer: bool = False
     chat_template: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Compared:
+    """What a config and the tensors say together."""
+
+    config: ModelConfig | None = None
+    packed_bytes: int | None = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -89,7 +97,7 @@ def summarize(path: Path) -> Summary:
         return _summarize_gguf(gguf, problems)
     file = problems.attempt(lambda: open_safetensors(path))
     raw = problems.attempt(lambda: read_config_file(path if path.is_dir() else path.parent))
-    family, config, stored = None, None, None
+    family, stored, compared = None, None, _Compared()
     if raw is not None:
         family = problems.attempt(
             lambda: family_for(raw.get("model_type"), raw.get("architectures"))
@@ -99,11 +107,11 @@ def summarize(path: Path) -> Summary:
         opened = file
         weights = opened and problems.attempt(lambda: unquantized(opened, raw, family))
         # Without them, tensors have other names and shapes, which is all the same problem.
-        config = _compare(path, weights, family, raw, problems)
+        compared = _compare(path, weights, family, raw, problems)
         file = weights or file
     facts: Any = _tokenizer(problems, path, None)
     facts["quantization"] = stored and stored.label
-    return _summary(path, "safetensors", problems, config, file, **facts)
+    return _summary(path, "safetensors", problems, compared, file, **facts)
 
 
 def summarize_hub(hub_id: HubId, *, hub: Hub | None = None) -> Summary:
@@ -138,17 +146,18 @@ def summarize_hub(hub_id: HubId, *, hub: Hub | None = None) -> Summary:
 def _summarize_saved(path: Path, problems: _Problems) -> Summary:
     found = problems.attempt(lambda: read_saved_config(path))
     config = None if found is None else found[0]
-    return _summary(path, "orbax", problems, config, None, **_tokenizer(problems, path, None))
+    compared = _Compared(config=config)
+    return _summary(path, "orbax", problems, compared, None, **_tokenizer(problems, path, None))
 
 
 def _summarize_gguf(path: Path, problems: _Problems) -> Summary:
     checkpoint = problems.attempt(lambda: open_gguf_checkpoint(path))
     if checkpoint is None:
-        return _summary(path, "gguf", problems, None, None)
+        return _summary(path, "gguf", problems, _Compared(), None)
     file = checkpoint.file
-    config = _compare(path, file, checkpoint.family, checkpoint.raw, problems, checkpoint)
+    compared = _compare(path, file, checkpoint.family, checkpoint.raw, problems, checkpoint)
     tokens = _tokenizer(problems, path, file.metadata)
-    return _summary(path, "gguf", problems, config, file, **tokens)
+    return _summary(path, "gguf", problems, compared, file, **tokens)
 
 
 def _compare(
@@ -158,11 +167,11 @@ def _compare(
     raw: Mapping[str, Any],
     problems: _Problems,
     checkpoint: Checkpoint | None = None,
-) -> ModelConfig | None:
+) -> _Compared:
     """Return the config as far as it is understood, with the tensors' problems noted."""
     config, raw = _peeled(family, raw, problems)
     if config is None or file is None:
-        return config
+        return _Compared(config=config)
     gguf = checkpoint.gguf if checkpoint else None
     checkpoint = Checkpoint(path=path, file=file, family=family, raw=raw, gguf=gguf)
     config = problems.attempt(checkpoint.config) or config
@@ -171,7 +180,10 @@ def _compare(
     if len(problems.texts) == before:
         found = compare_tensors(checkpoint, config)[2].lines()
         problems.texts += [f"tensors {line}" for line in found]
-    return config
+    if len(problems.texts) > before:
+        return _Compared(config=config)
+    packed = problems.attempt(lambda: _packed_bytes(checkpoint, config))
+    return _Compared(config=config, packed_bytes=packed)
 
 
 def _peeled(
@@ -216,7 +228,7 @@ def _summary(
     path: Path,
     kind: str,
     problems: _Problems,
-    config: ModelConfig | None,
+    compared: _Compared,
     file: TensorFile | None,
     **found: Any,
 ) -> Summary:
@@ -228,10 +240,10 @@ def _summary(
         format=kind,
         num_bytes=_size(path, file),
         problems=tuple(problems.texts),
-        model=None if config is None else model_facts(config),
+        model=None if compared.config is None else model_facts(compared.config),
         stored=dict(Counter(entry.dtype for entry in entries.values()).most_common()),
         packed={e.dtype: _packed(e.dtype, e.codes) for e in entries.values() if e.codes},
-        packed_bytes=_packed_bytes(entries),
+        packed_bytes=compared.packed_bytes,
         **found,
     )
 
@@ -243,10 +255,12 @@ def _packed(dtype: str, layout: CodeLayout) -> str:
     return f"{layout} ({layout.bits_per_weight:.4g} bits a weight{file})"
 
 
-def _packed_bytes(entries: Mapping[str, TensorEntry]) -> int | None:
-    """Return the bytes of what is stored as codes, once packed; None if nothing is."""
-    coded = [(math.prod(e.shape), e.codes) for e in entries.values() if e.codes is not None]
-    return math.ceil(sum(size * how.bits_per_weight for size, how in coded) / 8) or None
+def _packed_bytes(checkpoint: Checkpoint, config: ModelConfig) -> int | None:
+    """Return the bytes of the weights that stay packed; None if none does."""
+    if not any(entry.codes for entry in checkpoint.file.entries.values()):
+        return None
+    leaves, _, _ = compare_tensors(checkpoint, config, "native")
+    return sum(leaf.num_bytes for leaf in leaves if leaf.packing is not None) or None
 
 
 def _size(path: Path, file: TensorFile | None) -> int:

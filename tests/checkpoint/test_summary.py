@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from inferjax.checkpoint.hub_files import HubId
 from inferjax.checkpoint.safetensors import open_safetensors
 from inferjax.checkpoint.summary import summarize, summarize_hub
 from inferjax.checkpoint.tensor_file import MappedTensors
+from inferjax.quant.leaf import is_packed
 
 REPO = "someone/model"
 
@@ -24,6 +26,11 @@ REPO = "someone/model"
 @pytest.fixture
 def folder(tiny, tmp_path):
     return shutil.copytree(tiny / "llama", tmp_path / "copy")
+
+
+def loaded_packed_bytes(path):
+    leaves = jax.tree.leaves(ij.load(path).params, is_leaf=is_packed)
+    return sum(leaf.nbytes for leaf in leaves if is_packed(leaf))
 
 
 def change_config(folder, **keys):
@@ -134,9 +141,15 @@ def test_a_quantized_checkpoint_is_described_in_words(tmp_path, tiny):
     assert found.problems == ()
     assert found.quantization == "gptq, 4 bits, groups of 16, act-order"
     assert found.stored == {"gptq int4": 18, "float16": 12}
-    # Four bits a weight, and two float32 numbers for sixteen: a layer has 33,792 of them.
-    assert found.packed_bytes == 3 * (33_792 - 64 * 32) // 8 * (4 + 4)
+    # A weight of which v_proj is an array is one too: what stays packed is the loaded weights'.
+    assert found.packed_bytes == loaded_packed_bytes(tmp_path / "packed")
     assert summarize(tiny / "llama").packed_bytes is None
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "llama", "gpt_oss"])
+def test_packed_bytes_are_those_of_the_loaded_weights(name, tiny):
+    path = tiny.parent / "tiny_gguf" / f"{name}.gguf"
+    assert (summarize(path).packed_bytes or 0) == loaded_packed_bytes(path)
 
 
 @pytest.mark.parametrize(
