@@ -190,7 +190,8 @@ def _experts(
     num_experts, _, parts, ffn = w.w_in.shape
     hidden = grouped_linear(tiles, w.w_in, tile_expert, tile_rows)
     if w.b_in is not None:
-        hidden = hidden + w.b_in.reshape(num_experts, parts * ffn)[tile_expert][:, None]
+        bias = w.b_in.reshape(num_experts, parts * ffn)[tile_expert]
+        hidden = hidden + bias[:, None].astype(hidden.dtype)
     active = _gate(hidden[:, :, :ffn], hidden[:, :, ffn:], spec)
     out = grouped_linear(active, w.w_down, tile_expert, tile_rows)
     if w.b_down is None:
@@ -199,7 +200,7 @@ def _experts(
     if hidden_axis is not None:  # one device adds it for all
         is_used &= lax.axis_index(hidden_axis) == 0
     bias = jnp.where(is_used[:, None], w.b_down[tile_expert], 0)
-    return out + bias[:, None]
+    return out + bias[:, None].astype(out.dtype)
 
 
 def _gate(gate: Array, up: Array, spec: MoE) -> Array:

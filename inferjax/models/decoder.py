@@ -75,7 +75,7 @@ def embed(
     if params.project_in is not None:
         x = linear(x, params.project_in, "BTE,ED->BTD")
     if params.positions is not None:
-        x = x + lookup(params.positions, jnp.maximum(positions, 0))
+        x = x + lookup(params.positions, jnp.maximum(positions, 0)).astype(x.dtype)
     return x
 
 
