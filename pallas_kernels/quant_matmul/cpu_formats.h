@@ -1,7 +1,7 @@
 // How a 64-byte line of packed weights becomes vectors of sixteen floats, one for each k it holds.
 //
-// A format loads a line with Load and decodes its k = J with Get<J>; quantized values come out
-// unscaled. kFactor is a power of two that Get leaves out and the scale makes up for.
+// A format loads a line with LoadLine and decodes its k = J with Get<J>; quantized values come out
+// unscaled. kFactor is a power of two that Get leaves out: whoever multiplies makes up for it in x.
 #ifndef PALLAS_KERNELS_QUANT_MATMUL_CPU_FORMATS_H_
 #define PALLAS_KERNELS_QUANT_MATMUL_CPU_FORMATS_H_
 
@@ -53,6 +53,69 @@ struct Float16 {
   }
 };
 
+#if defined(PK_SIMD_256)
+
+// Signed bytes as the highest of a word: one instruction each instead of two, as nothing is shifted
+// back. The conversion to floats stays exact.
+struct HighBytes {
+  static constexpr float kFactor = 1.0f / (1 << 24);
+  __m256i second = Control(1), third = Control(2);
+  IVec highest = BroadcastWord(static_cast<int32_t>(0xff000000u));
+
+  template <int kByte>
+  PK_MEMBER Vec Get(IVec bytes) const {
+    if constexpr (kByte == 0) return ToFloat(ShiftLeft<24>(bytes));
+    if constexpr (kByte == 3) return ToFloat(And(bytes, highest));
+    const __m256i& control = kByte == 1 ? second : third;
+    return ToFloat({_mm256_shuffle_epi8(bytes.a, control), _mm256_shuffle_epi8(bytes.b, control)});
+  }
+  // Moves one byte of every word to its highest; the others become zero.
+  PK_INLINE __m256i Control(int byte) {
+    const auto word = [&](int at) { return static_cast<int32_t>((at + byte) << 24 | 0x808080); };
+    const __m128i half = _mm_setr_epi32(word(0), word(4), word(8), word(12));
+    return _mm256_broadcastsi128_si256(half);
+  }
+};
+
+struct Int8 {
+  using Line = IVec;
+  static constexpr int kStep = 4;
+  static constexpr float kFactor = HighBytes::kFactor;
+  HighBytes bytes;
+  explicit Int8(float) {}
+  PK_MEMBER Line LoadLine(const char* from) const { return LoadWords(from); }
+  template <int J>
+  PK_MEMBER Vec Get(Line line) const {
+    return bytes.template Get<J>(line);
+  }
+};
+
+// Low nibbles hold k..k+3, high nibbles k+4..k+7. The value of a code is code - offset.
+struct Int4 {
+  struct Line {
+    IVec low, high;
+  };
+  static constexpr int kStep = 8;
+  static constexpr float kFactor = HighBytes::kFactor;
+  HighBytes bytes;
+  IVec mask = BroadcastWord(0x0f0f0f0f);
+  __m256i zero;
+  explicit Int4(float offset) : zero(_mm256_set1_epi8(static_cast<char>(offset))) {}
+  PK_MEMBER Line LoadLine(const char* from) const {
+    const IVec line = LoadWords(from);
+    return {Less(And(line, mask)), Less(And(ShiftRight<4>(line), mask))};
+  }
+  PK_MEMBER IVec Less(IVec codes) const {
+    return {_mm256_sub_epi8(codes.a, zero), _mm256_sub_epi8(codes.b, zero)};
+  }
+  template <int J>
+  PK_MEMBER Vec Get(const Line& line) const {
+    return bytes.template Get<J % 4>(J < 4 ? line.low : line.high);
+  }
+};
+
+#else
+
 struct Int8 {
   using Line = IVec;
   static constexpr int kStep = 4;
@@ -80,6 +143,8 @@ struct Int4 {
     return Sub(ToFloat(And(codes, mask)), zero);
   }
 };
+
+#endif
 
 #if defined(PK_SIMD_512)
 

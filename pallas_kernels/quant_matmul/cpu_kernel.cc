@@ -16,7 +16,7 @@ constexpr int kRows = 8, kBlocks = 3;  // 24 of 32 registers hold sums
 constexpr int DirectBlocks(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 3 : 2; }
 #elif defined(PK_SIMD_256)
 constexpr int kRows = 6, kBlocks = 1;  // 12 of 16
-constexpr int DirectBlocks(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+constexpr int DirectBlocks(int rows) { return rows <= 2 ? 2 : 1; }
 #else
 constexpr int kRows = 4, kBlocks = 1;
 constexpr int DirectBlocks(int rows) { return rows == 1 ? 2 : 1; }

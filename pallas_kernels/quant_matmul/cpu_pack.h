@@ -161,8 +161,9 @@ void PackChunk(const Problem& p, float* values, int64_t count, int64_t rows, int
   if (p.activations == kActBfloat16 && kHasBfloat16Dot) return PackPairs(values, count, rows, row, to);
   float* floats = reinterpret_cast<float*>(to);
   const bool round = p.activations == kActBfloat16;
+  const float factor = FactorOfX(p);
   for (int64_t k = 0; k < count; ++k) {
-    floats[k * rows + row] = round ? FromBfloat16(ToBfloat16(values[k])) : values[k];
+    floats[k * rows + row] = factor * (round ? FromBfloat16(ToBfloat16(values[k])) : values[k]);
   }
 }
 

@@ -25,6 +25,21 @@ PK_INLINE int Digits(const Problem& p) {
   return kSplitsFloats && has_codes ? 3 : 0;
 }
 
+// What decoded weights leave out, and x has to make up for: 1 where they are decoded beforehand.
+PK_INLINE float FactorOfX(const Problem& p) {
+  if (!p.plan.direct) return 1.0f;
+  switch (p.format) {
+    case kInt8:
+      return Int8::kFactor;
+    case kInt4:
+      return Int4::kFactor;
+    case kFloat8:
+      return Float8::kFactor;
+    default:
+      return 1.0f;
+  }
+}
+
 constexpr int64_t kPrefetchBytes = 1536;  // ahead, in each of a tile's streams
 
 struct TileArgs {
@@ -165,8 +180,7 @@ void FloatTile(const Problem& p, const TileArgs& a) {
         totals.Set(n, m, Add(totals.Get(n, m), sum[n][m]));
         return;
       }
-      Vec scale = streams.Read(streams.scales[n]);
-      if (Format::kFactor != 1.0f) scale = Mul(scale, Broadcast(Format::kFactor));
+      const Vec scale = streams.Read(streams.scales[n]);
       Vec total = MulAdd(sum[n][m], scale, totals.Get(n, m));
       if (p.minimums) total = MulAdd(streams.Read(streams.minimums[n]), Broadcast(x_sum[m]), total);
       totals.Set(n, m, total);
