@@ -11,6 +11,10 @@
 #include <atomic>
 #include <cstdint>
 
+#if defined(__linux__)
+#include <unistd.h>
+#endif
+
 namespace pk {
 
 // Values, scales and minimums; empty ones have no bytes.
@@ -23,7 +27,16 @@ struct Stream {
 namespace internal {
 
 // As much as a core's second cache holds along with what the step itself needs.
-constexpr int64_t kMostAhead = 640 << 10;
+inline int64_t MostAhead() {
+  static const int64_t most = [] {
+    int64_t bytes = 0;
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+    bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return (bytes > 0 ? bytes : int64_t{512} << 10) * 5 / 8;
+  }();
+  return most;
+}
 constexpr int64_t kPiece = 2 << 10;  // between two looks at whether work has come
 
 // The streams that were read after those of the product `key`. Fields of two writers may mix.
@@ -59,7 +72,7 @@ class ReadAhead {
     bool asked = false;
     for (int i = 0; i < kNumStreams; ++i) {
       const int64_t bytes = std::min(left_[i], kPiece);
-      if (bytes <= 0 || asked_ > kMostAhead) continue;
+      if (bytes <= 0 || asked_ > MostAhead()) continue;
       left_[i] -= bytes;
       asked_ += bytes;
       asked = true;
