@@ -15,9 +15,10 @@ from inferjax.quant.schemes import (
     encode,
     grid_of,
     group_rows,
+    store,
 )
 from inferjax.quant.watched import InputStatistics
-from pallas_kernels.quant_matmul import PackedWeight, pack_codes
+from pallas_kernels.quant_matmul import PackedWeight
 
 # Rows between two updates of all later rows, where groups do not say so.
 BLOCK = 128
@@ -56,7 +57,7 @@ def pack(
         fixed = _grid(grouped, importance, scheme)
     codes, grid = _round_rows(rows[order], _factor(gram), order, fixed, scheme, size)
     codes = jnp.zeros_like(codes).at[order].set(codes)[:num_in]
-    return pack_codes(codes, *grid, format=scheme.format, group=scheme.group)
+    return store(codes, grid, scheme)
 
 
 def _grid(grouped: Float[Array, "G R N"], importance: Float[Array, " K"], scheme: Scheme) -> Grid:

@@ -54,9 +54,9 @@ def quantize(
     for what the original model's head reads, which costs a pass more; one whose rows are only read
     is rounded to nearest. Runs on one device.
 
-    Raises: UnsupportedConfig for an unknown scheme or recipe, or a scheme that rounds without a
-      choice; InvalidInput where there are no tokens; ShapeError, InvalidInput, RequestTooLong for
-      what is no batch of the model's.
+    Raises: UnsupportedConfig for an unknown scheme or recipe, a scheme that rounds without a
+      choice, or values that its scales cannot hold; InvalidInput where there are no tokens;
+      ShapeError, InvalidInput, RequestTooLong for what is no batch of the model's.
     """
     how, method = scheme_named(scheme), recipe_named(recipe)
     check_params(params, config)
@@ -75,7 +75,9 @@ def quantize(
             fix='pass tokens=, windows [B, S] of a text, or recipe="rtn"',
         )
     tokens, _ = checked(params, config, tokens, None, Exec())
-    return _quantize(params, config, how, method, tokens, progress)
+    packed = _quantize(params, config, how, method, tokens, progress)
+    quantized.check_scales(packed, params)
+    return packed
 
 
 def _quantize(

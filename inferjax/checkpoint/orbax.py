@@ -134,7 +134,7 @@ def _on_one_device(shapes: Params) -> Params:
 
 def _restore_converted(path: Path, saved: Params, config: ModelConfig, mode: Mode) -> Params:
     """Restore one leaf after the other, each in the form that `mode` asks for."""
-    specs, treedef = jax.tree.flatten(
+    specs, treedef = jax.tree.flatten_with_path(
         param_spec(config), is_leaf=lambda node: isinstance(node, ArraySpec)
     )
     wanted = treedef.flatten_up_to(saved)
@@ -142,11 +142,11 @@ def _restore_converted(path: Path, saved: Params, config: ModelConfig, mode: Mod
     how = ocp.checkpoint_utils.construct_restore_args(saved)
     leaves = []
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        for index, spec in enumerate(specs):
+        for index, (name, spec) in enumerate(specs):
             tree = treedef.unflatten([*others[:index], wanted[index], *others[index + 1 :]])
             restored = checkpointer.restore(path, ocp.args.PyTreeRestore(tree, restore_args=how))
             leaf = treedef.flatten_up_to(restored)[index]
-            leaves.append(in_mode(leaf, spec, config.dtype, mode))
+            leaves.append(in_mode(leaf, name, spec, config.dtype, mode))
     return treedef.unflatten(leaves)
 
 

@@ -19,7 +19,13 @@ from inferjax.checkpoint.values import read_values, refuse_values
 from inferjax.errors import CheckpointError
 from inferjax.models.gguf_format import Part
 from inferjax.models.params import ArraySpec
-from inferjax.models.quantized import PackedForm, abstract_leaf, pack_leaf
+from inferjax.models.quantized import (
+    PackedForm,
+    abstract_leaf,
+    check_matrix_scales,
+    form_by,
+    pack_leaf,
+)
 from inferjax.quant.leaf import PackedLeaf
 from inferjax.quant.schemes import Scheme, round_to_nearest
 from pallas_kernels.quant_matmul import PackedWeight, pack_codes
@@ -50,9 +56,7 @@ class Packing:
                 scale_dtype=how.scale_dtype,
                 permuted=how.order is not None,
             )
-        return PackedForm(
-            format=how.format, group=how.group, minimum=how.minimum, activations=how.activations
-        )
+        return form_by(how)
 
     @property
     def values_dtype(self) -> np.dtype:
@@ -65,11 +69,16 @@ class Packing:
         """The size of the packed leaf."""
         return abstract_leaf(self.spec, self.form).nbytes
 
-    def pack(self, weight: Shaped[np.ndarray, "..."]) -> PackedLeaf:
-        """Return a weight that was built whole, packed."""
+    def pack(self, weight: Shaped[np.ndarray, "..."], what: str) -> PackedLeaf:
+        """Return a weight that was built whole, packed; `what` names it in errors.
+
+        Raises: UnsupportedConfig for values that the scheme's scales cannot hold.
+        """
         if not isinstance(self.how, Scheme):
             raise CheckpointError("stored codes are packed row by row", fix="use read_packed")
-        return pack_leaf(weight, self.spec, self.how)
+        leaf = pack_leaf(weight, self.spec, self.how)
+        check_matrix_scales(leaf.matrix, weight, what)
+        return leaf
 
 
 def read_packed(
@@ -80,7 +89,8 @@ def read_packed(
 ) -> PackedLeaf:
     """Return a packed weight in NumPy arrays that can be handed over to XLA.
 
-    Raises: CheckpointError for values that are not finite.
+    Raises: CheckpointError for values that are not finite, UnsupportedConfig for those that the
+      scheme's scales cannot hold.
     """
     empty = abstract_leaf(packing.spec, packing.form)
     leaf = jax.tree.map(lambda array: aligned_zeros(array.shape, array.dtype), empty)
@@ -104,7 +114,9 @@ def _packed_rows(
     how = packing.how
     if isinstance(how, Scheme):
         for values in _value_rows(file, part, packing.values_dtype, where):
-            yield round_to_nearest(values.T, how)
+            packed = round_to_nearest(values.T, how)
+            check_matrix_scales(packed, values, f"tensor {quoted(part.name)} of {where}")
+            yield packed
         return
     for stored in file.codes(part.name, part.begin, math.prod(part.shape)):
         _check_codes(file, part, stored, where)

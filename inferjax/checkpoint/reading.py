@@ -37,7 +37,8 @@ def read_leaves(
 
     `where` names the checkpoint in errors.
 
-    Raises: CheckpointError for values that are not finite, or too large for the leaf's dtype.
+    Raises: CheckpointError for values that are not finite, or too large for the leaf's dtype;
+      UnsupportedConfig for those that a scheme's scales cannot hold.
     """
     room = Room(max([_MIN_ROOM_BYTES, *map(_temporary_bytes, leaves)]))
 
@@ -73,7 +74,8 @@ def _read_packed(file: TensorFile, leaf: Leaf, packing: Packing, where: str) -> 
     if packing.columns is None:
         take, dtype = _SCRATCH.clear().take, packing.values_dtype.name
         weight = leaf.build(*(_read_tensor(file, read, dtype, where, take) for read in leaf.reads))
-        return jax.tree.map(_in_place, packing.pack(weight))
+        what = f"tensor {quoted(leaf.reads[0].parts[0].name)} of {where}"
+        return jax.tree.map(_in_place, packing.pack(weight, what))
     parts = tuple(part for read in leaf.reads for part in read.parts)
     return read_packed(file, parts, packing, where)
 

@@ -11,7 +11,14 @@ from jax.tree_util import KeyPath, keystr
 from inferjax.checkpoint.planning import Mode
 from inferjax.config import ModelConfig
 from inferjax.models.params import ArraySpec, param_spec
-from inferjax.models.quantized import PackedForm, abstract_leaf, form_of, pack_leaf
+from inferjax.models.quantized import (
+    PackedForm,
+    abstract_leaf,
+    check_matrix_scales,
+    form_by,
+    form_of,
+    pack_leaf,
+)
 from inferjax.params import Params
 from inferjax.quant.leaf import is_packed, widen
 from pallas_kernels.quant_matmul import ACTIVATIONS
@@ -55,23 +62,26 @@ def abstract_leaves(config: ModelConfig, packed: object) -> Params:
     return jax.tree.unflatten(treedef, leaves)
 
 
-def in_mode(leaf: Any, spec: ArraySpec, dtype: str, mode: Mode) -> Any:
-    """Return a restored weight on its device: as an array, as it is, or packed by a scheme."""
+def in_mode(leaf: Any, path: KeyPath, spec: ArraySpec, dtype: str, mode: Mode) -> Any:
+    """Return a restored weight on its device: as an array, as it is, or packed by a scheme.
+
+    Raises: UnsupportedConfig for values that the scheme's scales cannot hold.
+    """
     if mode == "native":
         return leaf
     if mode == "none":
         return widen(leaf).astype(spec.dtype or dtype) if is_packed(leaf) else leaf
     if not spec.num_in_axes or _is_already(leaf, mode):
         return leaf
-    return jax.device_put(pack_leaf(jax.tree.map(np.asarray, leaf), spec, mode))
+    leaf = jax.tree.map(np.asarray, leaf)
+    packed = pack_leaf(leaf, spec, mode)
+    check_matrix_scales(packed.matrix, leaf, _name(path))
+    return jax.device_put(packed)
 
 
 def _is_already(leaf: Any, mode: Any) -> bool:
     """Tell whether rounding again would only lose."""
-    wanted = PackedForm(
-        format=mode.format, group=mode.group, minimum=mode.minimum, activations=mode.activations
-    )
-    return is_packed(leaf) and form_of(leaf) == wanted
+    return is_packed(leaf) and form_of(leaf) == form_by(mode)
 
 
 def _form(fields: object) -> PackedForm:

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jax.tree_util import keystr
 from jaxtyping import Array
 
@@ -25,17 +27,21 @@ def quantize(params: Params, config: ModelConfig, scheme: str) -> Params:
 
     Norms, biases, routers and the gates of shared experts stay arrays.
     Pure: works under `jit` and on abstract arrays. Leaves that are packed already are packed anew.
+    Under `jit` a group that the scheme's scales cannot hold becomes NaN.
 
-    Raises: UnsupportedConfig for an unknown scheme, ShapeError for weights of another model.
+    Raises: UnsupportedConfig for an unknown scheme, or for values that its scales cannot hold;
+      ShapeError for weights of another model.
     """
     how = scheme_named(scheme)
     check_params(params, config)
-    return jax.tree.map(
+    packed = jax.tree.map(
         lambda spec, leaf: pack_leaf(leaf, spec, how) if spec.num_in_axes else leaf,
         param_spec(config),
         params,
         is_leaf=lambda node: isinstance(node, ArraySpec),
     )
+    check_scales(packed, params)
+    return packed
 
 
 def pack_leaf(weight: Any, spec: ArraySpec, scheme: Scheme) -> PackedLeaf:
@@ -49,6 +55,42 @@ def pack_leaf(weight: Any, spec: ArraySpec, scheme: Scheme) -> PackedLeaf:
         num_batch_axes=spec.num_batch_axes,
         activations=scheme.activations,
     )
+
+
+def check_scales(packed: Params, params: Params) -> None:
+    """Refuse weights, of `params`, that came out with scales that are not finite.
+
+    Raises: UnsupportedConfig naming the first.
+    """
+    paths, treedef = jax.tree.flatten_with_path(packed, is_leaf=is_packed)
+    for (path, leaf), weight in zip(paths, treedef.flatten_up_to(params), strict=True):
+        if is_packed(leaf):
+            check_matrix_scales(leaf.matrix, weight, f"params{keystr(path)}")
+
+
+def check_matrix_scales(matrix: PackedWeight, weight: Any, what: str) -> None:
+    """Refuse a matrix with a scale that is not finite although the weight, called `what`, is.
+
+    A weight that is not finite itself stays NaN. Nothing is known of values that are traced.
+
+    Raises: UnsupportedConfig.
+    """
+    scales = matrix.scales
+    if scales is None or isinstance(scales, Tracer) or _all_finite(scales):
+        return
+    values = widen(weight) if is_packed(weight) else weight
+    if not _all_finite(values):
+        return
+    dtype = np.dtype(scales.dtype)
+    raise UnsupportedConfig(
+        f"{what} has values up to {float(abs(values).max()):g}, too large for {matrix.format}",
+        why=f"its scales and minimums are {dtype.name}, which ends at {np.finfo(dtype).max:g}",
+        fix="use int8 or bfloat16",
+    )
+
+
+def _all_finite(array: Any) -> bool:
+    return bool(array.__array_namespace__().isfinite(array).all())
 
 
 def fake_quantize(params: Params, config: ModelConfig, scheme: str) -> Params:
@@ -89,6 +131,17 @@ class PackedForm:
     scale_dtype: str = "float32"
     activations: str = "float32"
     permuted: bool = False
+
+
+def form_by(scheme: Scheme) -> PackedForm:
+    """Return what leaves packed by a scheme are."""
+    return PackedForm(
+        format=scheme.format,
+        group=scheme.group,
+        minimum=scheme.minimum,
+        scale_dtype=scheme.scale_dtype,
+        activations=scheme.activations,
+    )
 
 
 def form_of(leaf: PackedLeaf) -> PackedForm:

@@ -12,7 +12,7 @@ from typing import Any
 
 from inferjax.config import ModelConfig, MoE
 from inferjax.models.params import ArraySpec, param_spec
-from inferjax.models.quantized import PackedForm, form_of
+from inferjax.models.quantized import PackedForm, form_by, form_of
 from inferjax.params import Params
 from inferjax.quant.leaf import is_packed
 from inferjax.quant.schemes import scheme_named
@@ -62,12 +62,7 @@ def uniform_leaves(
 
     Raises: UnsupportedConfig for an unknown scheme.
     """
-    form = None
-    if scheme is not None:
-        how = scheme_named(scheme)
-        form = PackedForm(
-            format=how.format, group=how.group, minimum=how.minimum, activations=how.activations
-        )
+    form = None if scheme is None else form_by(scheme_named(scheme))
     found: Counter[Leaf] = Counter()
     for name, spec, experts in _walk(param_spec(config), config):
         packed = form if spec.num_in_axes else None
@@ -133,7 +128,8 @@ def bits_per_weight(scheme: str | None, dtype: str) -> float:
     how = scheme_named(scheme)
     bits = 4.0 if how.format == "int4" else 8.0 * VALUE_DTYPES[how.format].itemsize
     # A scale per column is next to nothing.
-    return bits + (32.0 * (2 if how.minimum else 1) / how.group if how.group else 0.0)
+    shared = 8.0 * DTYPE_BYTES[how.scale_dtype] * (2 if how.minimum else 1)
+    return bits + (shared / how.group if how.group else 0.0)
 
 
 def is_table(leaf: Leaf, config: ModelConfig) -> bool:

@@ -104,7 +104,7 @@ def test_safetensors_take_arrays_only(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again.params, arrays.params)
 
 
-GOOD = {"format": "int4", "group": 32, "minimum": True, "scale_dtype": "float32"}
+GOOD = {"format": "int4", "group": 32, "minimum": True, "scale_dtype": "float16"}
 GOOD |= {"activations": "float32", "permuted": False}
 FORGED = {
     "no object": [],
@@ -119,7 +119,7 @@ FORGED = {
     "another group": {"embed": GOOD | {"group": 64}},
     "no minimum": {"embed": GOOD | {"minimum": False}},
     "another dtype of scales": {"embed": GOOD | {"scale_dtype": "int8"}},
-    "narrower scales": {"embed": GOOD | {"scale_dtype": "float16"}},
+    "wider scales": {"embed": GOOD | {"scale_dtype": "float32"}},
     "activations of another format": {"embed": GOOD | {"activations": "bfloat16"}},
     "a permutation": {"embed": GOOD | {"permuted": True}},
     "a leaf that does not exist": {"head/none": GOOD},

@@ -132,7 +132,7 @@ def test_packed_bytes_by_hand():
 
 @pytest.mark.parametrize(
     ("scheme", "bits"),
-    [(None, 16), ("int8", 8), ("int8-g128", 8.25), ("int4", 6), ("int4-g128", 4.25), ("fp8", 8)],
+    [(None, 16), ("int8", 8), ("int8-g128", 8.25), ("int4", 5), ("int4-g128", 4.125), ("fp8", 8)],
 )
 def test_bits_of_a_weight(scheme, bits):
     assert bits_per_weight(scheme, "bfloat16") == bits
