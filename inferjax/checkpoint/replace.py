@@ -13,7 +13,8 @@ from inferjax.errors import CheckpointError
 def check_replaceable(path: Path, *, overwrite: bool) -> None:
     """Refuse what a new folder must not replace.
 
-    Raises: CheckpointError if `path` exists and is not to be overwritten, or is no folder.
+    Raises: CheckpointError if `path` exists and is not to be overwritten, or is no folder, or if
+    nothing can be made where it would be.
     """
     if path.exists() and not overwrite:
         raise CheckpointError(
@@ -26,6 +27,13 @@ def check_replaceable(path: Path, *, overwrite: bool) -> None:
             f"{path} is a file",
             why="a checkpoint is saved as a folder",
             fix="choose another name, or move the file away",
+        )
+    there = next(folder for folder in path.absolute().parents if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise CheckpointError(
+            f"{path} cannot be made",
+            why=f"{there} is {'not writable by you' if there.is_dir() else 'a file'}",
+            fix="choose another place",
         )
 
 

@@ -230,5 +230,7 @@ def _layer_slots(config: ModelConfig) -> list[Int[Array, ""]]:
 def _rotations(config: ModelConfig, positions: Int[Array, "B T"]) -> list[Rotation | None]:
     """Return every layer's rotation; layers with the same rope have the same one."""
     ropes = [spec.attention.rope for spec in config.layers]
-    turns = {rope: None if rope is None else rotation(positions, rope) for rope in set(ropes)}
+    # Not a set, whose order differs from process to process: so would the program.
+    order = dict.fromkeys(ropes)
+    turns = {rope: None if rope is None else rotation(positions, rope) for rope in order}
     return [turns[rope] for rope in ropes]

@@ -121,7 +121,8 @@ def grid_of(
 
     In float16 the minimum is rounded down, so that no value is below it, and the scale, which goes
     from there, to nearest. Next to zero these are 2^-24 apart: the largest value may lie up to 15
-    times half of that beyond the grid, and what is less than that half is zero.
+    times half of that beyond the grid. Where less than that half is left for the scale, it is zero,
+    all codes mean the minimum, and this is rounded to nearest, too.
 
     A scale below 2^-126 is zero, and so are the codes. Where a value, the range from the smallest
     to the largest, or what `scale_dtype` makes of scale and minimum is not finite, the scale is
@@ -131,6 +132,7 @@ def grid_of(
     half = scheme.scale_dtype == "float16"
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         low, high = xp.min(grouped, axis=-2) * shrink, xp.max(grouped, axis=-2) * shrink
+        lowest = low
         if scheme.minimum:
             low = _to_half(low, xp.floor) if half else low
             scales = (high - low) / np.float32(_INT4_STEPS)
@@ -138,7 +140,9 @@ def grid_of(
             scales = xp.where(high > -low, high, low) / np.float32(-8.0)
         else:
             scales = xp.maximum(high, -low) / np.float32(_LARGEST[scheme.format])
-        scales = _to_half(scales, xp.round) if half else scales
+        if half:
+            scales = _to_half(scales, xp.round)
+            low = xp.where(scales == 0, _to_half(lowest, xp.round), low)
     scales = xp.where(xp.abs(scales) < _SMALLEST_SCALE, np.float32(0), scales)
     # XLA's largest of some numbers on a CPU leaves out a NaN among them.
     finite = xp.all(xp.isfinite(grouped), axis=-2) & xp.isfinite(scales)

@@ -1,9 +1,7 @@
 // The FFI handler of writing: checks what it is given.
-#include <algorithm>
-#include <initializer_list>
-
 #include "pallas_kernels/kv_write/cpu_run.h"
 #include "pallas_kernels/native/export.h"
+#include "pallas_kernels/paged_attention/cpu_operands.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -12,34 +10,10 @@ namespace pk {
 namespace kv_write {
 namespace {
 
-bool ReadType(ffi::DataType dtype, Type& type) {
-  switch (dtype) {
-    case ffi::F32:
-      type = Type::kFloat32;
-      return true;
-    case ffi::BF16:
-      type = Type::kBfloat16;
-      return true;
-    case ffi::F16:
-      type = Type::kFloat16;
-      return true;
-    case ffi::S8:
-      type = Type::kInt8;
-      return true;
-    case ffi::U8:
-      type = Type::kFloat8;
-      return true;
-    default:
-      return false;
-  }
-}
-
+using ::pk::paged_attention::HasShape;
+using ::pk::paged_attention::ReadType;
 using Ints = ffi::Buffer<ffi::S32>;
 using Factors = ffi::Buffer<ffi::BF16>;
-
-bool HasShape(ffi::AnyBuffer::Dimensions dims, std::initializer_list<int64_t> shape) {
-  return std::equal(dims.begin(), dims.end(), shape.begin(), shape.end());
-}
 
 bool HasKnownTypes(const Problem& p) {
   if (p.pool_type >= Type::kInt8) return p.token_type <= Type::kBfloat16;

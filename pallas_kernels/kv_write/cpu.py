@@ -50,9 +50,16 @@ def kv_write(
     write = _writer(value_dim, turned, variant, threads)
     held = jnp.zeros(NO_FACTORS, codes.FACTOR_DTYPE) if factors is None else factors
     layers = jnp.broadcast_to(layer, tokens.shape[:1])
-    places = (x.astype(jnp.int32) for x in (layers, pages, offsets))
+    places = (_words(x) for x in (layers, pages, offsets))
     pool, held = write(pool, held, tokens, *places)
     return pool, None if factors is None else held
+
+
+def _words(ids: Int[Array, "..."]) -> Int[Array, "..."]:
+    """Return ids in 32 bits; one that has more is outside, and stays so."""
+    if ids.dtype.itemsize > 4:
+        ids = ids.clip(-1, np.iinfo(np.int32).max)
+    return ids.astype(jnp.int32)
 
 
 def knows(pool: Array, tokens: Array) -> bool:
@@ -121,7 +128,7 @@ def _jvp(
     static: dict[str, Any],
     primals: tuple[Array, ...],
     tangents: tuple[Any, ...],
-) -> tuple[Pools, Pools]:
+) -> tuple[Pools, Any]:
     """Take derivatives of the XLA implementation, which computes the same function."""
     pool, factors, tokens, layers, pages, offsets = primals
 

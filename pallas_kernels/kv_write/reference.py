@@ -19,6 +19,8 @@ def kv_write(
     turned: bool,
 ) -> tuple[Num[Array, "L P K C S W"], Float[Array, "L P K 2 S"] | None]:
     """Write tokens in their order; see the package for the contract."""
+    if not pool.size or not tokens.size:
+        return pool, factors
     values, of_tokens = as_stored(tokens, pool, value_dim=value_dim, turned=turned)
     num_layers, num_pages, page_size = pool.shape[0], pool.shape[1], pool.shape[4]
     flat = values.reshape(-1, *values.shape[2:])

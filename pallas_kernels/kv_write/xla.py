@@ -38,5 +38,6 @@ def as_stored(
     if pool.dtype.name not in codes.LARGEST:
         return tokens.astype(pool.dtype), None
     if turned:
+        tokens = tokens.astype(jnp.float32)
         tokens = tokens.at[..., 0, :].set(spread(tokens[..., 0, :]))
     return codes.encode(tokens, pool.dtype.name, value_dim=value_dim)

@@ -26,14 +26,16 @@ struct Stream {
 
 namespace internal {
 
-// As much as a core's second cache holds along with what the step itself needs.
+// Of a core's second cache; the rest is for what the step itself touches. A size that is not known
+// counts as 1 MiB, and a larger one as 2: it may be that of several cores.
 inline int64_t MostAhead() {
   static const int64_t most = [] {
     int64_t bytes = 0;
 #if defined(_SC_LEVEL2_CACHE_SIZE)
     bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
 #endif
-    return (bytes > 0 ? bytes : int64_t{512} << 10) * 5 / 8;
+    if (bytes <= 0) bytes = int64_t{1} << 20;
+    return std::min(bytes, int64_t{2} << 20) * 5 / 8;
   }();
   return most;
 }

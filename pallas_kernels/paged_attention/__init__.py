@@ -4,15 +4,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType
 from jaxtyping import Array, Float, Int, Num
 
 from pallas_kernels import native
 from pallas_kernels.paged_attention import codes, cpu, gpu, reference, xla
-from pallas_kernels.paged_attention.hadamard import spread
+from pallas_kernels.paged_attention.hadamard import spread, with_turned_queries
+from pallas_kernels.sharded import is_sharded
 
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "cpu": cpu.paged_attention,
@@ -84,7 +83,7 @@ def _choose(
     if implementation != "auto":
         return _named(implementation, turned)
     kernels = {}
-    if not (_on_a_mesh(q) or _on_a_mesh(pool)):
+    if not (is_sharded(q) or is_sharded(pool)):
         if pool.dtype.name in cpu.POOL_DTYPES and native.available():
             kernels["cpu"] = _named("cpu", turned)
         if gpu.unavailable(q, pool, value_dim) is None:
@@ -100,13 +99,9 @@ def _named(implementation: str, turned: bool) -> Callable[..., Array]:
         return run
     if implementation == "cpu":
         return functools.partial(run, turned=True)
-    return lambda q, *arrays, **static: run(spread(q), *arrays, **static)
-
-
-def _on_a_mesh(x: Array) -> bool:
-    """Return whether XLA may shard an array; inside `shard_map` the caller has done so already."""
-    mesh = jax.typeof(x).sharding.mesh
-    return not mesh.empty and mesh.size > 1 and set(mesh.axis_types) != {AxisType.Manual}
+    if implementation == "gpu":  # which multiplies queries of 16 bits only
+        return lambda q, *arrays, **static: run(spread(q), *arrays, **static)
+    return with_turned_queries(run)
 
 
 def _by_platform(

@@ -1,9 +1,7 @@
 // The FFI handler of paged attention: checks what it is given.
-#include <algorithm>
-#include <initializer_list>
-
 #include "pallas_kernels/native/cpu_features.h"
 #include "pallas_kernels/native/export.h"
+#include "pallas_kernels/paged_attention/cpu_operands.h"
 #include "pallas_kernels/paged_attention/cpu_run.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -13,35 +11,9 @@ namespace pk {
 namespace paged_attention {
 namespace {
 
-bool ReadType(ffi::DataType dtype, Type& type) {
-  switch (dtype) {
-    case ffi::F32:
-      type = Type::kFloat32;
-      return true;
-    case ffi::BF16:
-      type = Type::kBfloat16;
-      return true;
-    case ffi::F16:
-      type = Type::kFloat16;
-      return true;
-    case ffi::S8:
-      type = Type::kInt8;
-      return true;
-    case ffi::U8:
-      type = Type::kFloat8;
-      return true;
-    default:
-      return false;
-  }
-}
-
 using Ints = ffi::Buffer<ffi::S32>;
 using Floats = ffi::Buffer<ffi::F32>;
 using Factors = ffi::Buffer<ffi::BF16>;
-
-bool HasShape(ffi::AnyBuffer::Dimensions dims, std::initializer_list<int64_t> shape) {
-  return std::equal(dims.begin(), dims.end(), shape.begin(), shape.end());
-}
 
 // Fills a problem from the operands; returns what is wrong with them, or null.
 const char* Read(ffi::AnyBuffer q, ffi::AnyBuffer pool, Factors factors, Ints layers, Ints table,

@@ -7,6 +7,9 @@ orthonormal, products of queries and keys stay what they were.
 Source: QuaRot, arXiv 2404.00456, section 3.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -23,6 +26,15 @@ def spread(x: Float[Array, "*axes W"]) -> Float[Array, "*axes W"]:
     turn = jnp.asarray(_hadamard(size), x.dtype)
     turned = jnp.einsum("...NW,WV->...NV", blocks, turn, preferred_element_type=jnp.float32)
     return turned.astype(x.dtype).reshape(x.shape)
+
+
+def with_turned_queries(run: Callable[..., Array]) -> Callable[..., Array]:
+    """Return attention that turns its queries, in float32: they are not rounded once more."""
+
+    def attend(q: Array, *arrays: Any, **static: Any) -> Array:
+        return run(spread(q.astype(jnp.float32)), *arrays, **static).astype(q.dtype)
+
+    return attend
 
 
 def _hadamard(size: int) -> np.ndarray:

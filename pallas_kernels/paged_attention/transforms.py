@@ -10,7 +10,7 @@ from jax import custom_batching
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.paged_attention import codes, xla
-from pallas_kernels.paged_attention.hadamard import spread
+from pallas_kernels.paged_attention.hadamard import with_turned_queries
 
 # A call without factors or sinks passes empty arrays of the same rank.
 NO_FACTORS = (0, 0, 0, 0, 0)
@@ -114,10 +114,11 @@ def _jvp(
 ) -> tuple[Array, Array]:
     """Take derivatives of the XLA implementation, which computes the same function."""
     q, pool, factors, layers, table, positions, lengths, sinks = primals
+    run = with_turned_queries(xla.paged_attention) if turned else xla.paged_attention
 
     def smooth(q: Array, pool: Array, factors: Array, sinks: Array) -> Array:
-        return xla.paged_attention(
-            spread(q) if turned else q,
+        return run(
+            q,
             pool,
             layers[0],
             table,

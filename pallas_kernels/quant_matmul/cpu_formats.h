@@ -1,7 +1,8 @@
 // How a 64-byte line of packed weights becomes vectors of sixteen floats, one for each k it holds.
 //
 // A format loads a line with LoadLine and decodes its k = J with Get<J>; quantized values come out
-// unscaled. kFactor is a power of two that Get leaves out: whoever multiplies makes up for it in x.
+// unscaled. kOfX is a power of two that Get leaves in, and that x is multiplied with beforehand,
+// whoever decodes: numbers of x below 2^-102 then count as zero.
 #ifndef PALLAS_KERNELS_QUANT_MATMUL_CPU_FORMATS_H_
 #define PALLAS_KERNELS_QUANT_MATMUL_CPU_FORMATS_H_
 
@@ -19,7 +20,7 @@ using namespace ::pk::quant_matmul;
 struct Float32 {
   using Line = Vec;
   static constexpr int kStep = 1;
-  static constexpr float kFactor = 1.0f;
+  static constexpr float kOfX = 1.0f;
   explicit Float32(float) {}
   PK_MEMBER Line LoadLine(const char* from) const { return Load(reinterpret_cast<const float*>(from)); }
   template <int J>
@@ -31,7 +32,7 @@ struct Float32 {
 struct Bfloat16 {
   using Line = IVec;
   static constexpr int kStep = 2;
-  static constexpr float kFactor = 1.0f;
+  static constexpr float kOfX = 1.0f;
   IVec high = BroadcastWord(static_cast<int32_t>(0xffff0000u));
   explicit Bfloat16(float) {}
   PK_MEMBER Line LoadLine(const char* from) const { return LoadWords(from); }
@@ -44,7 +45,7 @@ struct Bfloat16 {
 struct Float16 {
   using Line = IVec;
   static constexpr int kStep = 2;
-  static constexpr float kFactor = 1.0f;
+  static constexpr float kOfX = 1.0f;
   explicit Float16(float) {}
   PK_MEMBER Line LoadLine(const char* from) const { return LoadWords(from); }
   template <int J>
@@ -58,7 +59,7 @@ struct Float16 {
 // Signed bytes as the highest of a word: one instruction each instead of two, as nothing is shifted
 // back. The conversion to floats stays exact.
 struct HighBytes {
-  static constexpr float kFactor = 1.0f / (1 << 24);
+  static constexpr float kOfX = 1.0f / (1 << 24);
   __m256i second = Control(1), third = Control(2);
   IVec highest = BroadcastWord(static_cast<int32_t>(0xff000000u));
 
@@ -80,7 +81,7 @@ struct HighBytes {
 struct Int8 {
   using Line = IVec;
   static constexpr int kStep = 4;
-  static constexpr float kFactor = HighBytes::kFactor;
+  static constexpr float kOfX = HighBytes::kOfX;
   HighBytes bytes;
   explicit Int8(float) {}
   PK_MEMBER Line LoadLine(const char* from) const { return LoadWords(from); }
@@ -96,7 +97,7 @@ struct Int4 {
     IVec low, high;
   };
   static constexpr int kStep = 8;
-  static constexpr float kFactor = HighBytes::kFactor;
+  static constexpr float kOfX = HighBytes::kOfX;
   HighBytes bytes;
   IVec mask = BroadcastWord(0x0f0f0f0f);
   __m256i zero;
@@ -119,7 +120,7 @@ struct Int4 {
 struct Int8 {
   using Line = IVec;
   static constexpr int kStep = 4;
-  static constexpr float kFactor = 1.0f;
+  static constexpr float kOfX = 1.0f;
   explicit Int8(float) {}
   PK_MEMBER Line LoadLine(const char* from) const { return LoadWords(from); }
   template <int J>
@@ -132,7 +133,7 @@ struct Int8 {
 struct Int4 {
   using Line = IVec;
   static constexpr int kStep = 8;
-  static constexpr float kFactor = 1.0f;
+  static constexpr float kOfX = 1.0f;
   IVec mask = BroadcastWord(15);
   Vec zero;
   explicit Int4(float offset) : zero(Broadcast(offset)) {}
@@ -173,7 +174,7 @@ struct Float8 {
     IVec even, odd;  // pairs of bfloat16: k and k + 2, k + 1 and k + 3
   };
   static constexpr int kStep = 4;
-  static constexpr float kFactor = 1.0f;
+  static constexpr float kOfX = 1.0f;
   static constexpr Float8Table kTable = {};
   IVec table[4], sign = BroadcastWord(static_cast<int32_t>(0x80008000u));
   IVec high = BroadcastWord(static_cast<int32_t>(0xffff0000u));
@@ -201,11 +202,11 @@ struct Float8 {
 
 #else
 
-// float8_e4m3fn by way of a half with the same bits, 2^8 too small: exact, subnormals included.
+// float8_e4m3fn by way of a half with the same bits, 2^-8 of it: exact, subnormals included.
 struct Float8 {
   using Line = IVec;
   static constexpr int kStep = 4;
-  static constexpr float kFactor = 256.0f;
+  static constexpr float kOfX = 1.0f;
   IVec sign = BroadcastWord(0x8000), rest = BroadcastWord(0x3f80);
   explicit Float8(float) {}
   PK_MEMBER Line LoadLine(const char* from) const { return LoadWords(from); }
@@ -214,7 +215,8 @@ struct Float8 {
     const IVec byte = J == 3 ? ShiftRight<24>(line) : ShiftRight<24>(ShiftLeft<24 - 8 * J>(line));
     const IVec signs = And(ShiftLeft<8>(byte), sign);
     const IVec magnitude = And(ShiftLeft<7>(byte), rest);
-    return HalfToFloat(Xor(signs, AddWords(magnitude, NanBits(magnitude))));
+    const Vec small = HalfToFloat(Xor(signs, AddWords(magnitude, NanBits(magnitude))));
+    return Mul(small, Broadcast(256.0f));
   }
   // 0x7f is the one NaN: its magnitude 0x3f80 is raised above a half's infinity, 0x7c00.
   PK_INLINE IVec NanBits(IVec magnitude) {

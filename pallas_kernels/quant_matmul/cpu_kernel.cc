@@ -108,9 +108,7 @@ TilePlan PlanTiles(const Problem& p) {
 
 template <class Format, int J = 0>
 PK_INLINE void DecodeLine(const Format& format, typename Format::Line line, float* to) {
-  Vec value = format.template Get<J>(line);
-  if (Format::kFactor != 1.0f) value = Mul(value, Broadcast(Format::kFactor));
-  Store(to + J * kLanes, value);
+  Store(to + J * kLanes, format.template Get<J>(line));
   if constexpr (J + 1 < Format::kStep) DecodeLine<Format, J + 1>(format, line, to);
 }
 

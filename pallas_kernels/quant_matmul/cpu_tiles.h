@@ -25,19 +25,9 @@ PK_INLINE int Digits(const Problem& p) {
   return kSplitsFloats && has_codes ? 3 : 0;
 }
 
-// What decoded weights leave out, and x has to make up for: 1 where they are decoded beforehand.
+// A row's bits do not depend on how many rows there are, so x is the same for every tile.
 PK_INLINE float FactorOfX(const Problem& p) {
-  if (!p.plan.direct) return 1.0f;
-  switch (p.format) {
-    case kInt8:
-      return Int8::kFactor;
-    case kInt4:
-      return Int4::kFactor;
-    case kFloat8:
-      return Float8::kFactor;
-    default:
-      return 1.0f;
-  }
+  return p.format == kInt8 ? Int8::kOfX : p.format == kInt4 ? Int4::kOfX : 1.0f;
 }
 
 constexpr int64_t kPrefetchBytes = 1536;  // ahead, in each of a tile's streams

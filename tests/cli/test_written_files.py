@@ -68,3 +68,12 @@ def test_batch_opens_its_results_first(tmp_path, capsys):
     (tmp_path / "in.jsonl").touch()
     words = ["generate", "--model", "no-such-model", "--batch", str(tmp_path / "in.jsonl"), "-o"]
     assert "cannot be written" in refused([*words, str(tmp_path / "none" / "out")], capsys)
+
+
+def test_convert_looks_at_where_its_destination_will_be(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    words = ["convert", "no-such-model", str(tmp_path / "file" / "new" / "model")]
+    assert cli.main(words) == 2
+    err = capsys.readouterr().err
+    assert f"{tmp_path / 'file'} is a file" in err
+    assert "no-such-model" not in err.replace(" ".join(words), "")

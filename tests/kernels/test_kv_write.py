@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pallas_kernels import native
 from pallas_kernels.kv_write import IMPLEMENTATIONS, cpu, kv_write
@@ -44,11 +45,10 @@ def tokens(shape: str, batch: int = 2, count: int = 4, seed: int = 1):
     return jnp.asarray(new, jnp.float32), jnp.asarray(pages), jnp.asarray(offsets)
 
 
-def written(implementation, shape, dtype, layer=1, turned=False, **options):
+def written(implementation, shape, dtype, layer=1, turned=False, token_dtype="float32", **options):
     run = functools.partial(IMPLEMENTATIONS[implementation], **options)
     new, pages, offsets = tokens(shape)
-    if dtype == "float16":
-        new = new.astype(dtype)
+    new = new.astype("float16" if dtype == "float16" else token_dtype)
     held = pools(shape, dtype)
     static = {"value_dim": SHAPES[shape][3], "turned": turned}
     run = jax.jit(functools.partial(run, **static))
@@ -80,16 +80,35 @@ def test_the_same_bits_as_token_by_token(shape, dtype, implementation, options):
 
 
 @pytest.mark.parametrize("dtype", sorted(codes.LARGEST))
+@pytest.mark.parametrize("shape", SHAPES)
+@needs_native
+def test_tokens_of_16_bits_become_the_codes_of_what_they_are(shape, dtype):
+    """In the middle between two codes, where bfloat16 often is, XLA may take the other one."""
+    known = written("reference", shape, dtype, token_dtype="bfloat16")
+    value_dim = SHAPES[shape][3]
+    for variant in range(len(native.variants())):
+        found = written("cpu", shape, dtype, token_dtype="bfloat16", variant=variant)
+        np.testing.assert_array_equal(np.asarray(found[1]), np.asarray(known[1]))
+        ours, theirs = np.asarray(found[0], np.int32), np.asarray(known[0], np.int32)
+        assert np.abs(ours - theirs).max() <= 1
+        assert np.mean(ours != theirs) < 1e-3
+        values = values_of(*found, value_dim), values_of(*known, value_dim)
+        np.testing.assert_allclose(*values, rtol=0.14, atol=np.abs(values[1]).max() / 100)
+
+
+@pytest.mark.parametrize("token_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", sorted(codes.LARGEST))
 @pytest.mark.parametrize("shape", ["keys and values", "odd"])
 @needs_native
-def test_turned_keys_are_those_that_are_turned_beforehand(shape, dtype):
+def test_turned_keys_are_those_that_are_turned_beforehand(shape, dtype, token_dtype):
     """Sums of another order round otherwise: a code may be the next one, where it nearly was."""
     _, _, width, value_dim = SHAPES[shape]
     before = values_of(*pools(shape, dtype), value_dim)
-    known = values_of(*written("reference", shape, dtype, turned=True), value_dim)
-    straight = values_of(*written("reference", shape, dtype), value_dim)
+    options = {"token_dtype": token_dtype}
+    known = values_of(*written("reference", shape, dtype, turned=True, **options), value_dim)
+    straight = values_of(*written("reference", shape, dtype, **options), value_dim)
     for variant in range(len(native.variants())):
-        found = written("cpu", shape, dtype, turned=True, variant=variant)
+        found = written("cpu", shape, dtype, turned=True, variant=variant, **options)
         found = values_of(*found, value_dim)
         new = (known != before).any(-1)
         assert new.any()
@@ -99,10 +118,11 @@ def test_turned_keys_are_those_that_are_turned_beforehand(shape, dtype):
         assert (np.abs(found - known) <= 1.01 * step).all()
         assert np.mean(found != known) < 2e-3
         # Values are not turned; keys are, and mean the same when they are turned back.
-        np.testing.assert_array_equal(found[..., 1, :], straight[..., 1, :])
+        assert np.mean(found[..., 1, :] != straight[..., 1, :]) < 1e-3
         back = np.asarray(spread(jnp.asarray(found[..., 0, :])))
         error = np.where(new[..., 0, None], np.abs(back - straight[..., 0, :]), 0)
-        assert (error <= 3 * peak[..., 0, :] * np.sqrt(width) / 127).all() or dtype != "int8"
+        steps = 127 if dtype == "int8" else 16
+        assert (error <= 3 * peak[..., 0, :] * np.sqrt(width) / steps).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -188,7 +208,8 @@ def test_vmap_is_a_loop(dtype, mapped):
         held = jax.tree.map(lambda x: jnp.stack([x, x[::-1]]), held)
     if token_axis == 0:
         new = jnp.stack([new, 2 * new])
-    layers = jnp.array([0, 2]) if layer_axis == 0 else jnp.int32(1)
+    # A layer outside must not become one of the next instance's.
+    layers = jnp.array([LAYERS, 2]) if layer_axis == 0 else jnp.int32(1)
 
     def run(held, layer, new):
         return kv_write(*held, layer, new, pages, offsets, value_dim=24, implementation="cpu")
@@ -226,6 +247,54 @@ def test_derivatives_are_those_of_the_scatter():
         np.testing.assert_array_equal(np.asarray(got), np.asarray(known))
 
 
+@pytest.mark.parametrize("dtype", sorted(codes.LARGEST))
+@needs_native
+def test_derivatives_of_factors_under_vmap(dtype):
+    new, pages, offsets = tokens("odd")
+    held = pools("odd", dtype)
+    scales = jnp.array([1.0, 2.0, -3.0])
+
+    def loss(scale, implementation):
+        static = {"value_dim": 24, "implementation": implementation}
+        _, factors = kv_write(*held, 1, new * scale, pages, offsets, **static)
+        return factors.astype(jnp.float32).sum()
+
+    ours, theirs = (
+        jax.vmap(jax.grad(functools.partial(loss, implementation=name)))(scales)
+        for name in ("cpu", "xla")
+    )
+    np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+    assert np.asarray(ours).all()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_nothing_to_write_and_nowhere_to_write_to(implementation):
+    pool, factors = pools("odd", "int8")
+    new, pages, offsets = tokens("odd")
+    static = {"value_dim": 24, "implementation": implementation}
+    same = kv_write(pool, factors, 1, new[:0], pages[:0], offsets[:0], **static)
+    np.testing.assert_array_equal(np.asarray(same[0]), np.asarray(pool))
+    none = kv_write(pool[:, :0], factors[:, :0], 1, new, pages, offsets, **static)
+    assert none[0].shape == pool[:, :0].shape
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_pool_on_a_mesh_is_written_by_each_device(kind):
+    mesh = jax.make_mesh((2,), ("heads",), axis_types=(kind,))
+    new, pages, offsets = tokens("keys and values")
+    held = pools("keys and values", "int8")
+    new, held = new[:, :, :2], jax.tree.map(lambda x: x[:, :, :2], held)
+    known = kv_write(*held, 1, new, pages, offsets, value_dim=32, implementation="xla")
+    cut = jax.device_put(held, NamedSharding(mesh, PartitionSpec(None, None, "heads")))
+    with jax.set_mesh(mesh):
+        run = jax.jit(functools.partial(kv_write, value_dim=32))
+        text = run.lower(*cut, 1, new, pages, offsets).compile().as_text()
+        found = run(*cut, 1, new, pages, offsets)
+    assert "all-gather" not in text
+    for ours, theirs in zip(found, known, strict=True):
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+
+
 def test_what_does_not_go_together_is_refused():
     pool, factors = pools("odd", "int8")
     floats, _ = pools("odd", "float16")
@@ -235,6 +304,10 @@ def test_what_does_not_go_together_is_refused():
         kv_write(pool, None, 0, *place, value_dim=24)
     with pytest.raises(ValueError, match="float16 with factors"):
         kv_write(floats, factors, 0, *place, value_dim=24)
+    with pytest.raises(ValueError, match="bfloat16, not float32"):
+        kv_write(pool, factors.astype(jnp.float32), 0, *place, value_dim=24)
+    with pytest.raises(ValueError, match="99 of 24 columns"):
+        kv_write(pool, factors, 0, *place, value_dim=99)
     with pytest.raises(ValueError, match="become codes"):
         kv_write(floats, None, 0, *place, value_dim=24, turned=True)
     if native.available():

@@ -6,6 +6,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -106,6 +107,33 @@ def test_row_has_the_same_bits_whatever_shares_its_call(case, activations, varia
     for begin, rows in [(0, 1), (1, 2), (4, 3), (7, 6), (3, 7), (20, 8), (11, 9), (100, 64)]:
         part = run(x[begin : begin + rows], case, activations, variant=variant)
         np.testing.assert_array_equal(part, want[begin : begin + rows])
+
+
+@pytest.mark.parametrize("size", [1e-36, 1e-32, 1e-30, 1e20, 2e36])
+@pytest.mark.parametrize("variant", native.variants() if native.available() else ())
+@pytest.mark.parametrize(("case", "activations"), PAIRS, ids=name_of)
+def test_rows_next_to_zero_and_to_infinity_have_the_same_bits_too(case, activations, variant, size):
+    """A path that moves a power of two from weights to x must not be one of several."""
+    x = make_x(case, 16) * np.float32(size)
+    want = run(x, case, activations, variant=variant)
+    for rows in (1, 2, 4, 6, 8):
+        part = run(x[:rows], case, activations, variant=variant)
+        np.testing.assert_array_equal(part, want[:rows])
+
+
+@pytest.mark.parametrize("variant", native.variants() if native.available() else ())
+def test_float8_rows_next_to_infinity_do_not_overflow(variant):
+    weight = pack_codes(
+        np.full((64, 32), 1.0, ml_dtypes.float8_e4m3fn),
+        np.full((1, 32), 1e-3, np.float32),
+        format="float8",
+    )
+    x = np.zeros((1, 64), np.float32)
+    x[0, 5] = 2e36
+    got = cpu.quant_matmul(
+        jnp.asarray(x), jax.tree.map(jnp.asarray, weight), activations="float32", variant=variant
+    )
+    np.testing.assert_allclose(np.asarray(got), 2e33, rtol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 40, 600])

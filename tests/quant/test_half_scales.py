@@ -231,3 +231,17 @@ def test_saved_scales_in_float32_are_loaded_as_they_are(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again, params)
     narrow = ij.load(path, quantize="int4").params
     assert scale_dtypes(narrow) == {"float16"}
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("size", [3e-8, 1e-7, 1e-30])
+def test_groups_too_small_for_a_scale_are_not_all_moved_downwards(rng, where, size):
+    matrix = (rng.normal(size=(256, 32)) * size).astype(np.float32)
+    error = np.asarray(dequantize(packed_by(matrix, "int4", where))) - matrix
+    assert np.sqrt(np.mean(error**2)) <= max(size, 15 * 2.0**-25)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_group_of_equal_weights_is_kept(where):
+    matrix = np.full((64, 32), 0.375, np.float32)
+    np.testing.assert_array_equal(np.asarray(dequantize(packed_by(matrix, "int4", where))), matrix)
