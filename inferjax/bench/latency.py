@@ -16,6 +16,7 @@ from inferjax.bench import costs, limits
 from inferjax.config import Exec, ModelConfig
 from inferjax.errors import InvalidInput
 from inferjax.kv.cache import KVCache, init_cache
+from inferjax.models.quantized import packed_formats
 from inferjax.params import Params
 from inferjax.runtime.inputs import DecodeState, make_inputs
 from inferjax.runtime.steps import decode, extend
@@ -75,6 +76,7 @@ def measure(params: Params, config: ModelConfig, *, plan: Plan, exec: Exec) -> d
     rows += [_decode_row(params, config, b, plan, exec, bandwidth, matmul) for b in plan.batches]
     return {
         "dtype": dtype,
+        "packed": packed_formats(params),
         "exact": exec.exact,
         "plan": dataclasses.asdict(plan),
         "limits": {"bandwidth_gbps": bandwidth, "matmul_gflops": matmul},
@@ -86,7 +88,7 @@ def table(result: dict[str, Any]) -> str:
     """Return a result of `measure` for people."""
     found = result["limits"]
     lines = [
-        f"{result['dtype']} weights; limits measured now: {found['bandwidth_gbps']:.1f} GB/s of "
+        f"{_kinds(result)}; limits measured now: {found['bandwidth_gbps']:.1f} GB/s of "
         f"memory, {found['matmul_gflops']:.0f} GFLOP/s of matrix products",
         "",
         "          batch  context  tokens/s     range            GB/s  GFLOP/s  limit  reached",
@@ -99,6 +101,12 @@ def table(result: dict[str, Any]) -> str:
             f"{row['limit_share']:.0%} of {row['bound']}"
         )
     return "\n".join(lines)
+
+
+def _kinds(result: dict[str, Any]) -> str:
+    """Say what weights are stored as."""
+    packed = result["packed"]
+    return f"weights packed as {', '.join(packed)}" if packed else f"{result['dtype']} weights"
 
 
 def _check(plan: Plan, config: ModelConfig) -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import jax
@@ -7,6 +8,7 @@ from inferjax.bench import latency
 from inferjax.config import MLP, Attention, Exec, LayerSpec, ModelConfig, Norm, Rope
 from inferjax.errors import InvalidInput
 from inferjax.models.params import random_params
+from inferjax.models.quantized import quantize
 
 ATTENTION = Attention(
     num_q_heads=2, num_kv_heads=1, head_dim=8, scale=0.35, rope=Rope(theta=1e4, dim=8)
@@ -43,8 +45,16 @@ def test_latency_measures_every_case_of_the_plan():
         assert row["limit_share"] == pytest.approx(row["tok_s"] / row["limit_tok_s"])
     assert json.loads(json.dumps(result)) == json.loads(json.dumps(result))
     text = latency.table(result)
+    assert text.startswith("float32 weights; ")
     assert text.count("decode") == 2
     assert "prefill" in text
+
+
+def test_latency_says_that_weights_are_packed():
+    params = quantize(random_params(CONFIG, jax.random.key(0)), CONFIG, "int8")
+    plan = dataclasses.replace(PLAN, batches=(1,), repeats=1)
+    result = latency.measure(params, CONFIG, plan=plan, exec=EXEC)
+    assert latency.table(result).startswith("weights packed as int8; ")
 
 
 def test_latency_limit_is_the_slower_of_memory_and_compute():
