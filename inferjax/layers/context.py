@@ -4,8 +4,10 @@ Both are arguments that travel through the layers and come back, never globals. 
 place that knows the difference, so that every layer is written once.
 """
 
+import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -110,14 +112,15 @@ def attend[C: (Dense, Paged)](
     # Only a plain implementation that is asked for by name has its counterpart for writing.
     plain = context.implementation in ("xla", "reference")
     writer = context.implementation if plain else "auto"
-    pool = write(
-        pool,
-        layer,
-        kv,
-        *context.places[group],
-        value_dim=mask.value_dim,
-        implementation=writer,
-    )
+    with _typed_errors(context.implementation):
+        pool = write(
+            pool,
+            layer,
+            kv,
+            *context.places[group],
+            value_dim=mask.value_dim,
+            implementation=writer,
+        )
     of_rows = (context.block_tables[group], context.positions, context.lengths)
     run = functools.partial(_attend_pages, implementation=context.implementation)
     out = attend_on_mesh(run, heads, q, pool, jnp.asarray(layer, jnp.int32), of_rows, mask)
@@ -136,7 +139,7 @@ def _attend_pages(
     implementation: str,
 ) -> Float[Array, "B T K G Hv"]:
     table, positions, lengths = of_rows
-    try:
+    with _typed_errors(implementation):
         return paged_attention(
             q,
             pool.values,
@@ -153,6 +156,13 @@ def _attend_pages(
             turned=is_turned(pool),
             implementation=implementation,
         )
+
+
+@contextlib.contextmanager
+def _typed_errors(implementation: str) -> Iterator[None]:
+    """Say which setting asked for a kernel that cannot run."""
+    try:
+        yield
     except unavailable.KernelUnavailable as error:
         raise KernelUnavailable(
             f"attention={implementation!r} cannot run",

@@ -46,7 +46,7 @@ def test_a_kernel_that_cannot_run_is_a_typed_error(monkeypatch):
     model = tiny_model("llama")
     cache = ij.init_cache(model.config, num_pages=4, exec=ij.Exec(page_size=8))
     inputs = ij.make_inputs([[1, 2, 3]], lengths=[3], block_tables=(np.array([[1]], np.int32),))
-    with pytest.raises(KernelUnavailable, match="no library with PkPagedAttention") as caught:
+    with pytest.raises(KernelUnavailable, match="no library with PkKvWrite") as caught:
         ij.extend(model.params, model.config, cache, inputs, exec=ij.Exec(attention="cpu"))
     assert 'use attention="auto"' in str(caught.value)
 
