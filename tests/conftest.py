@@ -1,6 +1,5 @@
 """What every test starts from: eight simulated CPU devices, strict dtypes, checked shapes."""
 
-import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -61,8 +60,9 @@ def _few_memory_maps() -> Iterator[None]:
     yield
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > MAX_MEMORY_MAPS:
-        jax.clear_caches()
-        gc.collect()
+        from engines import drop_programs
+
+        drop_programs()
 
 
 @pytest.fixture(scope="session")

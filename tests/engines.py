@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import gc
 
+import jax
 import numpy as np
 from tiny_models import tiny_model
 from tokenizer_vocabularies import byte_level_metadata
@@ -68,3 +70,11 @@ def text_engine() -> ij.Engine:
     engine = ij.Engine(model, SMALL, exec=ij.Exec(page_size=8))
     engine.warmup()
     return engine
+
+
+def drop_programs() -> None:
+    """Drop all compiled programs, and the engines that were warmed up with them."""
+    shared_engine.cache_clear()
+    text_engine.cache_clear()
+    jax.clear_caches()
+    gc.collect()

@@ -5,7 +5,7 @@ import logging
 
 import jax
 import pytest
-from engines import SMALL, make_engine, random_prompt, shared_engine
+from engines import SMALL, drop_programs, make_engine, random_prompt, shared_engine
 from tiny_models import tiny_model
 
 import inferjax as ij
@@ -45,6 +45,15 @@ def test_a_mixed_workload_compiles_nothing_after_the_warm_up():
     assert (after.compilations, after.late_compilations) == (before.compilations, 0)
     # Fewer if an engine of the same sizes has warmed up in this process.
     assert before.compilations <= engine.buckets.num_programs
+
+
+def test_a_shared_engine_is_warm_after_programs_were_dropped():
+    """A worker of a long run drops them between modules."""
+    shared_engine()
+    drop_programs()
+    settings = ij.SamplingParams(temperature=0.0, max_tokens=2)
+    (done,) = shared_engine().generate([random_prompt(5)], settings)
+    assert done.error is None
 
 
 @pytest.mark.slow
