@@ -29,11 +29,6 @@ constexpr uint32_t kMinusOne[] = {0xbf800000u, 0xbf80u, 0xbc00u, 0xfeu, 0xc0u};
 constexpr uint32_t kHidden[] = {0x7fc00000u, 0x7fc0u, 0x7e00u, 100, 0x70u};
 constexpr uint16_t kHalf = 0x3f00, kNaN = 0x7fc0;
 
-[[noreturn]] void Fail(const char* why) {
-  std::fprintf(stderr, "%s\n", why);
-  std::exit(1);
-}
-
 struct Shape {
   int type;
   int64_t planes, width, page_size, group, tokens, window;
@@ -178,20 +173,6 @@ std::deque<Case> MakeCases() {
 }  // namespace
 
 int main() {
-  const std::deque<Case> cases = MakeCases();
-  for (int variant = 0; variant < pk::kNumVariants; ++variant) {
-    if (!pk::CanRun(variant)) continue;
-    Pool two(2), eight(8);
-    for (const Case& one : cases) {
-      const std::vector<char> alone = one.Run(two, variant, 1);
-      one.Check(alone);
-      if (one.Run(two, variant, 0) != alone || one.Run(eight, variant, 8) != alone) {
-        Fail("the number of threads changed a bit");
-      }
-    }
-    RunFromInside(two, cases, variant);
-    RunFromInside(eight, cases, variant);
-    std::printf("%s\n", pk::kVariantNames[variant]);
-  }
+  RunInEveryVariant(MakeCases());
   return 0;
 }

@@ -4,12 +4,16 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "pallas_kernels/native/cpu_features.h"
 
 class Pool {
  public:
@@ -71,6 +75,27 @@ void RunFromInside(Pool& pool, const std::deque<Case>& cases, int variant) {
   }
   std::unique_lock<std::mutex> lock(mutex);
   finished.wait(lock, [&] { return left == 0; });
+}
+
+// Runs and checks cases in every variant that this processor has: alone, on several threads, whose
+// number must not change a bit, and from inside.
+template <class Case>
+void RunInEveryVariant(const std::deque<Case>& cases) {
+  for (int variant = 0; variant < pk::kNumVariants; ++variant) {
+    if (!pk::CanRun(variant)) continue;
+    Pool two(2), eight(8);
+    for (const Case& one : cases) {
+      const auto alone = one.Run(two, variant, 1);
+      one.Check(alone);
+      if (one.Run(two, variant, 0) != alone || one.Run(eight, variant, 8) != alone) {
+        std::fprintf(stderr, "the number of threads changed a bit\n");
+        std::exit(1);
+      }
+    }
+    RunFromInside(two, cases, variant);
+    RunFromInside(eight, cases, variant);
+    std::printf("%s\n", pk::kVariantNames[variant]);
+  }
 }
 
 #endif  // TESTS_NATIVE_THREAD_POOL_H_

@@ -23,11 +23,6 @@ constexpr Type kTypes[] = {Type::kFloat32, Type::kBfloat16, Type::kFloat16, Type
 constexpr int64_t kSizes[] = {4, 2, 2, 1, 1};
 constexpr char kUntouched = 0x55;
 
-[[noreturn]] void Fail(const char* why) {
-  std::fprintf(stderr, "%s\n", why);
-  std::exit(1);
-}
-
 float FromUpper(uint16_t bits) {
   const uint32_t wide = uint32_t{bits} << 16;
   float value;
@@ -149,7 +144,10 @@ struct Case {
       touched += out[static_cast<size_t>(i)] != kUntouched ||
                  out[static_cast<size_t>(i + PoolSize() - 1)] != kUntouched;
     }
-    if (touched != written) Fail("something else was written too");
+    if (touched != written) {
+      std::fprintf(stderr, "something else was written too\n");
+      std::exit(1);
+    }
   }
 
   void CheckToken(const std::vector<char>& out, int64_t bytes, int64_t token, int64_t head) const {
@@ -194,20 +192,6 @@ std::deque<Case> MakeCases() {
 }  // namespace
 
 int main() {
-  const std::deque<Case> cases = MakeCases();
-  for (int variant = 0; variant < pk::kNumVariants; ++variant) {
-    if (!pk::CanRun(variant)) continue;
-    Pool two(2), eight(8);
-    for (const Case& one : cases) {
-      const std::vector<char> alone = one.Run(two, variant, 1);
-      one.Check(alone);
-      if (one.Run(two, variant, 0) != alone || one.Run(eight, variant, 8) != alone) {
-        Fail("the number of threads changed a bit");
-      }
-    }
-    RunFromInside(two, cases, variant);
-    RunFromInside(eight, cases, variant);
-    std::printf("%s\n", pk::kVariantNames[variant]);
-  }
+  RunInEveryVariant(MakeCases());
   return 0;
 }
