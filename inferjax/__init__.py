@@ -9,6 +9,7 @@ from inferjax.errors import InferjaxError
 from inferjax.generation import stream
 from inferjax.kv.cache import KVCache, init_cache
 from inferjax.models.quantized import dequantize, fake_quantize, quantize
+from inferjax.rules import Rules
 from inferjax.runtime.arguments import raise_for_status
 from inferjax.runtime.beam import beam_search
 from inferjax.runtime.beam_rules import Beams
@@ -41,6 +42,7 @@ __all__ = [
     "Model",
     "ModelConfig",
     "Pooling",
+    "Rules",
     "Sampling",
     "SamplingParams",
     "StepInputs",

@@ -1,13 +1,12 @@
 """How the model meets the caller's mesh: which axes cut what, and Auto axes inside.
 
-`Rules` say which mesh axis cuts which logical axis of the weights.
+`Rules` say which mesh axis cuts which logical axis of the weights; `cut_axes` applies them.
 
 The layers are written for Auto axes, where XLA chooses how intermediate values are sharded. A mesh
 may have Explicit axes instead (`jax.make_mesh` makes those), in which every operation must say how
 its result is sharded. `automatic` turns them into Auto inside a function, and back for its results.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,40 +14,26 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, auto_axes
 
-from inferjax.errors import UnsupportedConfig
+from inferjax.errors import ShardingError
+from inferjax.rules import DEFAULT_RULES, Rules
+
+__all__ = ["DEFAULT_RULES", "Rules", "automatic", "check_names", "cut_axes", "rows_like"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """Which mesh axis cuts each logical axis of the weights, and which cut a batch's rows.
+def check_names(sizes: Mapping[str, int], rules: Rules) -> None:
+    """Refuse a mesh with an axis that the rules do not name: its devices would all do the same.
 
-    Of a weight's axes the first that divides is cut: experts before their `ffn`. Axes of the mesh
-    that have one device, and names that the mesh does not have, cut nothing.
-
-    Raises: UnsupportedConfig where one axis is to cut rows and weights: both meet in each product.
+    Raises: ShardingError.
     """
-
-    rows: tuple[str, ...] = ("data",)
-    axes: tuple[tuple[str, str], ...] = (
-        ("vocab", "model"),
-        ("kv_heads", "model"),
-        ("heads", "model"),
-        ("experts", "model"),
-        ("ffn", "model"),
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse rules that no product could follow."""
-        both = sorted({name for _, name in self.axes} & set(self.rows))
-        if both:
-            raise UnsupportedConfig(
-                f"mesh axis {both[0]!r} cuts rows and weights",
-                why="a product has both, and an axis of the mesh cuts one thing",
-                fix="name another axis for one of them",
-            )
-
-
-DEFAULT_RULES = Rules()
+    unknown = [name for name, size in sizes.items() if size > 1 and name not in rules.names]
+    if unknown:
+        raise ShardingError(
+            f"mesh axis {unknown[0]!r} of {sizes[unknown[0]]} devices cuts nothing",
+            why=f"the rules name {', '.join(map(repr, rules.names))}, the mesh has "
+            f"{', '.join(f'{name!r} ({size})' for name, size in sizes.items())}",
+            fix="rename the axis, or pass rules that say what it cuts",
+            axis=unknown[0],
+        )
 
 
 def cut_axes(

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import tqdm
+from jax.sharding import Mesh
 
 from inferjax.checkpoint.matching import match_tensors
 from inferjax.checkpoint.memory import return_free_memory
@@ -26,8 +27,10 @@ from inferjax.checkpoint.tensor_file import readable
 from inferjax.config import ModelConfig
 from inferjax.errors import PackedWeightsWarning, UnsupportedConfig
 from inferjax.models.hf import DTYPES
+from inferjax.models.placed import place, placements
 from inferjax.params import Params
 from inferjax.quant.leaf import is_packed
+from inferjax.rules import DEFAULT_RULES, Rules
 from inferjax.tokenizer import Tokenizer
 from pallas_kernels import native
 
@@ -55,6 +58,8 @@ def load(
     progress: bool = False,
     cache_dir: Path | None = None,
     max_context: int | None = None,
+    mesh: Mesh | None = None,
+    rules: Rules = DEFAULT_RULES,
 ) -> Model:
     """Load a folder, a .safetensors or .gguf file, what `save` wrote, or a model of the catalog.
 
@@ -69,16 +74,22 @@ def load(
     Packed weights are computed with in float32. `max_context` shortens the declared context, or
     extends it where the rope scaling is "dynamic".
 
-    Raises: CheckpointError, UnsupportedModel, UnsupportedConfig, CatalogError, TokenizerError.
+    With a `mesh` every weight is cut by `rules` as it is read: a device never has more than its
+    part, and the host one weight at a time. A weight that an axis does not divide is whole on every
+    device of it: two key/value heads on eight devices, or in a packed weight parts that would not
+    end with whole blocks. Pass the same rules in `Exec` where they are not the default ones.
+
+    Raises: CheckpointError, UnsupportedModel, UnsupportedConfig, CatalogError, TokenizerError;
+      ShardingError for a mesh with an axis that the rules do not name, or that divides no weight.
     Warns: PackedWeightsWarning where the native kernels of packed weights are missing.
     """
     mode = quantize_mode(dtype, quantize)
     path = find_model(source, cache_dir, progress=progress)
     with readable(path):
         if is_saved(path):
-            model = _load_saved(path, dtype, mode, progress, max_context)
+            model = _load_saved(path, dtype, mode, progress, max_context, mesh, rules)
         else:
-            model = _load_stored(path, dtype, mode, progress, max_context)
+            model = _load_stored(path, dtype, mode, progress, max_context, mesh, rules)
     warn_of_slow_products(model.params)
     return model
 
@@ -101,7 +112,13 @@ def arrays_dtype(source: str | Path, *, cache_dir: Path | None = None) -> str:
 
 
 def _load_stored(
-    path: Path, dtype: Any, mode: Mode, progress: bool, max_context: int | None
+    path: Path,
+    dtype: Any,
+    mode: Mode,
+    progress: bool,
+    max_context: int | None,
+    mesh: Mesh | None,
+    rules: Rules,
 ) -> Model:
     """Load safetensors or GGUF."""
     checkpoint = open_checkpoint(path)
@@ -109,7 +126,7 @@ def _load_stored(
         config = checkpoint.config(max_context)
         config = dataclasses.replace(config, dtype=_weights_dtype(dtype, config))
         tokenizer = read_tokenizer(checkpoint.path, checkpoint.gguf and checkpoint.file.metadata)
-        params = _read_params(checkpoint, config, mode, progress)
+        params = _read_params(checkpoint, config, mode, progress, mesh, rules)
     finally:
         checkpoint.file.close()
     return Model(
@@ -123,14 +140,21 @@ def _load_stored(
 
 
 def _load_saved(
-    path: Path, dtype: Any, mode: Mode, progress: bool, max_context: int | None
+    path: Path,
+    dtype: Any,
+    mode: Mode,
+    progress: bool,
+    max_context: int | None,
+    mesh: Mesh | None,
+    rules: Rules,
 ) -> Model:
     """Load what `save` wrote by Orbax."""
     config, raw = read_saved_config(path, max_context)
     config = dataclasses.replace(config, dtype=_weights_dtype(dtype, config))
+    params = read_orbax(path, config, mode, progress=progress)
     return Model(
         config=config,
-        params=read_orbax(path, config, mode, progress=progress),
+        params=params if mesh is None else place(params, config, mesh, rules=rules),
         tokenizer=read_tokenizer(path),
         family=config.family,
         path=path,
@@ -170,8 +194,19 @@ def _weights_dtype(wanted: Any, config: ModelConfig) -> str:
     return name
 
 
-def _read_params(checkpoint: Checkpoint, config: ModelConfig, mode: Mode, progress: bool) -> Params:
+def _read_params(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    mode: Mode,
+    progress: bool,
+    mesh: Mesh | None,
+    rules: Rules,
+) -> Params:
     leaves, treedef = match_tensors(checkpoint, config, mode)
+    places = None
+    if mesh is not None:
+        abstract = jax.tree.unflatten(treedef, [leaf.abstract for leaf in leaves])
+        places = treedef.flatten_up_to(placements(abstract, config, mesh, rules=rules))
     # What was freed so far, the tokenizer's building above all, would add to the peak.
     return_free_memory()
     bar = tqdm.tqdm(
@@ -183,6 +218,10 @@ def _read_params(checkpoint: Checkpoint, config: ModelConfig, mode: Mode, progre
     )
     with bar:
         arrays = read_leaves(
-            checkpoint.file, leaves, str(checkpoint.path), lambda leaf: bar.update(leaf.num_bytes)
+            checkpoint.file,
+            leaves,
+            str(checkpoint.path),
+            lambda leaf: bar.update(leaf.num_bytes),
+            places,
         )
     return jax.tree.unflatten(treedef, arrays)

@@ -19,6 +19,7 @@ from inferjax.errors import CheckpointError
 from inferjax.models.family import model_sources, skips_tensor
 from inferjax.models.gguf_format import Stored
 from inferjax.models.params import ArraySpec, num_parameters, param_spec
+from inferjax.models.quantized import abstract_leaf
 from inferjax.models.sources import Source
 
 _MAX_LISTED = 8
@@ -44,6 +45,13 @@ class Leaf:
         if self.packing is not None:
             return self.packing.num_bytes
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def abstract(self) -> Any:
+        """The weight as shapes, before it is read."""
+        if self.packing is not None:
+            return abstract_leaf(self.packing.spec, self.packing.form)
+        return jax.ShapeDtypeStruct(self.shape, self.dtype)
 
 
 @dataclasses.dataclass(slots=True)

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from inferjax.checkpoint.packing import Packing, read_packed
 from inferjax.checkpoint.tensor_file import CODE_ELEMENTS, TensorFile, quoted
 from inferjax.checkpoint.values import extremes_are_finite, read_values, refuse_values
 from inferjax.models.gguf_format import Stored
+from inferjax.models.placed import put
 from inferjax.quant.leaf import PackedLeaf
 
 MAX_THREADS = 8
@@ -31,36 +33,44 @@ _SCRATCH = Scratch()
 
 
 def read_leaves(
-    file: TensorFile, leaves: Sequence[Leaf], where: str, done: Callable[[Leaf], object]
+    file: TensorFile,
+    leaves: Sequence[Leaf],
+    where: str,
+    done: Callable[[Leaf], object],
+    places: Sequence[Any] | None = None,
 ) -> list[Array | PackedLeaf]:
-    """Return the weights on their device, calling `done` after each.
+    """Return the weights on their devices, calling `done` after each.
 
-    `where` names the checkpoint in errors.
+    `where` names the checkpoint in errors. `places` are those of the leaves on a mesh; the host
+    then holds no more at a time than building the largest one takes, its final form included.
 
     Raises: CheckpointError for values that are not finite, or too large for the leaf's dtype;
       UnsupportedConfig for those that a scheme's scales cannot hold.
     """
-    room = Room(max([_MIN_ROOM_BYTES, *map(_temporary_bytes, leaves)]))
+    sizes = [_temporary_bytes(leaf) + (leaf.num_bytes if places else 0) for leaf in leaves]
+    room = Room(max([_MIN_ROOM_BYTES, *sizes]))
 
-    def read(leaf: Leaf) -> Array | PackedLeaf:
-        with room.of(_temporary_bytes(leaf)):
-            array = read_leaf(file, leaf, where)
+    def read(leaf: Leaf, num_bytes: int, place: Any) -> Array | PackedLeaf:
+        with room.of(num_bytes):
+            array = read_leaf(file, leaf, where, place)
         done(leaf)
         return array
 
     pool = ThreadPoolExecutor(max_workers=min(MAX_THREADS, os.cpu_count() or 1))
     try:
-        return list(pool.map(read, leaves))
+        return list(pool.map(read, leaves, sizes, places or [None] * len(leaves)))
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def read_leaf(file: TensorFile, leaf: Leaf, where: str) -> Array | PackedLeaf:
-    """Return one weight on its device, which is done with the host's copy."""
+def read_leaf(file: TensorFile, leaf: Leaf, where: str, place: Any = None) -> Array | PackedLeaf:
+    """Return one weight on its devices, which are done with the host's copy."""
     if leaf.packing is None:
-        return jax.block_until_ready(jax.device_put(_read_array(file, leaf, where)))
-    packed = _read_packed(file, leaf, leaf.packing, where)
-    return jax.block_until_ready(jax.device_put(packed))
+        weight = _read_array(file, leaf, where)
+    else:
+        weight = _read_packed(file, leaf, leaf.packing, where)
+    on_devices = jax.device_put(weight) if place is None else put(weight, place)
+    return jax.block_until_ready(on_devices)
 
 
 def _read_array(file: TensorFile, leaf: Leaf, where: str) -> AnyValues:

@@ -7,11 +7,13 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from inferjax.config import ModelConfig
+from inferjax.errors import ShardingError
 from inferjax.models.params import ArraySpec, check_params, param_spec
 from inferjax.params import MoEParams, Params
 from inferjax.quant.leaf import PackedLeaf, Split, is_packed
 from inferjax.quant.split import lay_out, may_cut, specs_of
-from inferjax.sharding import DEFAULT_RULES, Rules, cut_axes
+from inferjax.rules import DEFAULT_RULES, Rules
+from inferjax.sharding import check_names, cut_axes
 
 AnyMesh = Mesh | AbstractMesh
 
@@ -29,6 +31,46 @@ def place(
     """
     laid = split_packed(params, config, mesh, rules=rules)
     return jax.device_put(laid, shardings(laid, config, mesh, rules=rules))
+
+
+def placements(
+    abstract: Params, config: ModelConfig, mesh: Mesh, *, rules: Rules = DEFAULT_RULES
+) -> Params:
+    """Return where every weight goes, before any exists: see `put`. `abstract` has shapes.
+
+    Raises: ShardingError for a mesh with an axis that cuts nothing.
+    """
+    sizes = dict(mesh.shape)
+    check_names(sizes, rules)
+    laid = jax.eval_shape(lambda p: split_packed(p, config, mesh, rules=rules), abstract)
+    where = shardings(laid, config, mesh, rules=rules)
+    used = {name for sharding in jax.tree.leaves(where) for name in sharding.spec}
+    for name, size in sizes.items():
+        if size > 1 and name not in rules.rows and name not in used:
+            cut = sorted({logical for logical, axis in rules.axes if axis == name})
+            raise ShardingError(
+                f"mesh axis {name!r} of {size} devices divides no weight of {config.family}",
+                why=f"the rules cut {', '.join(cut)} there, and {size} divides none of these: "
+                "every device would hold the whole model",
+                fix="use fewer devices on this axis, or let it cut rows",
+                axis=name,
+                size=size,
+            )
+    return where
+
+
+def put(weight: Any, where: Any) -> Any:
+    """Put a weight in host memory on its devices; `where` is its part of `placements`.
+
+    Each device gets its own part only, and only those of this process are looked at.
+    """
+    if is_packed(weight):
+        weight = lay_out(weight, where.split)
+    return jax.tree.map(_shared_out, weight, where)
+
+
+def _shared_out(host: Any, where: NamedSharding) -> jax.Array:
+    return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
 
 
 def split_packed(
