@@ -103,5 +103,9 @@ class UnexpectedCompilation(InferjaxError):
     """A program was compiled after the warm-up."""
 
 
+class RankLost(InferjaxError):
+    """A process of several that run together ended with an error, and the others with it."""
+
+
 class PackedWeightsWarning(UserWarning):
     """Packed weights were loaded where the kernels that make them fast are missing."""

@@ -22,6 +22,7 @@ COMMANDS = {
     "plan": ("inferjax.cli.plan", "say what fits on which chips, how fast, and at what cost"),
     "convert": ("inferjax.cli.convert", "write a checkpoint in another format"),
     "quality": ("inferjax.cli.quality", "measure what fewer bits cost on a text"),
+    "launch": ("inferjax.cli.launch", "run a program in several processes that share a mesh"),
     "bench": ("inferjax.cli.bench", "measure speed beside the limits of this machine"),
 }
 
