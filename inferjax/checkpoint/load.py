@@ -27,7 +27,7 @@ from inferjax.checkpoint.tensor_file import readable
 from inferjax.config import ModelConfig
 from inferjax.errors import PackedWeightsWarning, UnsupportedConfig
 from inferjax.models.hf import DTYPES
-from inferjax.models.placed import place, placements
+from inferjax.models.placed import placements
 from inferjax.params import Params
 from inferjax.quant.leaf import is_packed
 from inferjax.rules import DEFAULT_RULES, Rules
@@ -151,10 +151,10 @@ def _load_saved(
     """Load what `save` wrote by Orbax."""
     config, raw = read_saved_config(path, max_context)
     config = dataclasses.replace(config, dtype=_weights_dtype(dtype, config))
-    params = read_orbax(path, config, mode, progress=progress)
+    params = read_orbax(path, config, mode, progress=progress, mesh=mesh, rules=rules)
     return Model(
         config=config,
-        params=params if mesh is None else place(params, config, mesh, rules=rules),
+        params=params,
         tokenizer=read_tokenizer(path),
         family=config.family,
         path=path,

@@ -20,17 +20,19 @@ from typing import Any, NoReturn
 import jax
 import orbax.checkpoint as ocp
 import tqdm
+from jax.sharding import Mesh
 
 from inferjax.checkpoint.json_file import read_object
 from inferjax.checkpoint.planning import Mode
-from inferjax.checkpoint.saved_leaves import abstract_leaves, dtype_of_arrays, in_mode, packed_forms
+from inferjax.checkpoint.restoring import restore
+from inferjax.checkpoint.saved_leaves import abstract_leaves, dtype_of_arrays, packed_forms
 from inferjax.config import ModelConfig, Pooling
 from inferjax.errors import CheckpointError, InferjaxError
 from inferjax.models.family import read_config
 from inferjax.models.hf import DTYPES
-from inferjax.models.params import ArraySpec, param_spec
 from inferjax.models.registry import family_named
 from inferjax.params import Params
+from inferjax.rules import DEFAULT_RULES, Rules
 
 RECORD_NAME = "inferjax.json"
 PARAMS_NAME = "params"
@@ -101,53 +103,35 @@ def read_saved_shapes(folder: Path, config: ModelConfig) -> Params:
         raise _damaged(folder, str(error)[:500]) from error
 
 
-def read_orbax(folder: Path, config: ModelConfig, mode: Mode, *, progress: bool = False) -> Params:
+def read_orbax(
+    folder: Path,
+    config: ModelConfig,
+    mode: Mode,
+    *,
+    progress: bool = False,
+    mesh: Mesh | None = None,
+    rules: Rules = DEFAULT_RULES,
+) -> Params:
     """Restore the weights, as `mode` asks for, after checking every file.
 
-    What is an array is rounded to `config.dtype`.
+    They go to one device, or are cut by `rules` on a mesh: whatever they were saved from. What is
+    an array is rounded to `config.dtype`.
 
-    Raises: CheckpointError naming a file that is missing or differs from what was saved.
+    Raises: CheckpointError naming a file that is missing or differs from what was saved;
+      ShardingError for a mesh that does not suit the model.
     """
     record = _read_record(folder)
     _check_files(folder, record["files"], progress)
     try:
-        saved = _on_one_device(abstract_leaves(config, record.get("packed", {})))
+        saved = abstract_leaves(config, record.get("packed", {}))
         path = (folder / PARAMS_NAME).absolute()
         with ocp.StandardCheckpointer() as checkpointer:
             _check_shapes(folder, checkpointer.metadata(path), saved)
-            if mode == "native" or (mode == "none" and not record.get("packed")):
-                return checkpointer.restore(path, saved)
-        return _restore_converted(path, saved, config, mode)
+        return restore(path, saved, config, mode, mesh, rules)
     except InferjaxError:
         raise
     except Exception as error:
         raise _damaged(folder, str(error)[:500]) from error
-
-
-def _on_one_device(shapes: Params) -> Params:
-    """Say where weights go, or Orbax would look for the devices that they were saved from."""
-    here = jax.device_put(0).sharding
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes
-    )
-
-
-def _restore_converted(path: Path, saved: Params, config: ModelConfig, mode: Mode) -> Params:
-    """Restore one leaf after the other, each in the form that `mode` asks for."""
-    specs, treedef = jax.tree.flatten_with_path(
-        param_spec(config), is_leaf=lambda node: isinstance(node, ArraySpec)
-    )
-    wanted = treedef.flatten_up_to(saved)
-    others = [jax.tree.map(lambda _: ocp.PLACEHOLDER, leaf) for leaf in wanted]
-    how = ocp.checkpoint_utils.construct_restore_args(saved)
-    leaves = []
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        for index, (name, spec) in enumerate(specs):
-            tree = treedef.unflatten([*others[:index], wanted[index], *others[index + 1 :]])
-            restored = checkpointer.restore(path, ocp.args.PyTreeRestore(tree, restore_args=how))
-            leaf = treedef.flatten_up_to(restored)[index]
-            leaves.append(in_mode(leaf, name, spec, config.dtype, mode))
-    return treedef.unflatten(leaves)
 
 
 def _read_record(folder: Path) -> dict[str, Any]:

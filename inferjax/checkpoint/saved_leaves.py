@@ -62,8 +62,23 @@ def abstract_leaves(config: ModelConfig, packed: object) -> Params:
     return jax.tree.unflatten(treedef, leaves)
 
 
+def leaves_in_mode(saved: Params, config: ModelConfig, mode: Mode) -> Params:
+    """Return what `in_mode` makes of saved weights as `jax.ShapeDtypeStruct`."""
+    specs, treedef = jax.tree.flatten(param_spec(config), is_leaf=_is_spec)
+
+    def of(spec: ArraySpec, leaf: Any) -> Any:
+        if mode == "none":
+            return jax.ShapeDtypeStruct(spec.shape, spec.dtype or config.dtype)
+        if mode == "native" or not spec.num_in_axes:
+            return leaf
+        return abstract_leaf(spec, form_by(mode))
+
+    leaves = zip(specs, treedef.flatten_up_to(saved), strict=True)
+    return jax.tree.unflatten(treedef, [of(*pair) for pair in leaves])
+
+
 def in_mode(leaf: Any, path: KeyPath, spec: ArraySpec, dtype: str, mode: Mode) -> Any:
-    """Return a restored weight on its device: as an array, as it is, or packed by a scheme.
+    """Return a restored weight: as an array, as it is, or packed by a scheme in host memory.
 
     Raises: UnsupportedConfig for values that the scheme's scales cannot hold.
     """
@@ -76,7 +91,7 @@ def in_mode(leaf: Any, path: KeyPath, spec: ArraySpec, dtype: str, mode: Mode) -
     leaf = jax.tree.map(np.asarray, leaf)
     packed = pack_leaf(leaf, spec, mode)
     check_matrix_scales(packed.matrix, leaf, _name(path))
-    return jax.device_put(packed)
+    return packed
 
 
 def _is_already(leaf: Any, mode: Any) -> bool:

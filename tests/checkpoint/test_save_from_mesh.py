@@ -1,4 +1,4 @@
-"""Packed weights that lie on a mesh are saved as one device has them."""
+"""What lies on a mesh is saved as one device has it, and restored onto any other mesh."""
 
 import dataclasses
 
@@ -11,6 +11,7 @@ from rewrite_gguf import Kind, rewrite
 from tiny_models import TINY, tiny_model
 
 import inferjax as ij
+from inferjax.errors import ShardingError
 from inferjax.models.placed import place
 from inferjax.quant.leaf import is_packed
 
@@ -68,3 +69,44 @@ def test_arrays_that_lay_on_a_mesh_are_loaded_on_one_device(tmp_path):
     again = ij.load(path)
     jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
     assert all(len(leaf.sharding.device_set) == 1 for leaf in jax.tree.leaves(again.params))
+
+
+@pytest.mark.parametrize("name", ["arrays", *MODELS])
+def test_what_lay_on_a_mesh_is_restored_onto_another(name, tmp_path):
+    model = tiny_model("llama") if name == "arrays" else MODELS[name](tmp_path)
+    placed = place(model.params, model.config, mesh_of(4, 2))
+    path = ij.save(dataclasses.replace(model, params=placed), tmp_path / "saved")
+    mesh = mesh_of(2, 4)
+    assert_placed(ij.load(path, mesh=mesh).params, place(model.params, model.config, mesh))
+
+
+@pytest.mark.parametrize(("stored", "scheme"), [("int8", "none"), ("int8", "int4"), (None, "int4")])
+def test_the_form_may_change_on_the_way_to_a_mesh(stored, scheme, tmp_path):
+    model = packed("llama", stored) if stored else tiny_model("llama")
+    path, mesh = ij.save(model, tmp_path / "saved"), mesh_of(2, 4)
+    want = ij.load(path, quantize=scheme).params
+    got = ij.load(path, quantize=scheme, mesh=mesh).params
+    assert_placed(got, place(want, model.config, mesh))
+
+
+def test_no_device_is_given_a_whole_weight_that_is_cut(tmp_path, monkeypatch):
+    path = ij.save(packed("llama", "int8"), tmp_path / "saved")
+    monkeypatch.setattr(jax, "device_put", lambda *_, **__: pytest.fail("a whole weight was put"))
+    for quantize in ("native", "none"):
+        params = ij.load(path, quantize=quantize, mesh=mesh_of(4, 2)).params
+        assert any(not leaf.is_fully_replicated for leaf in jax.tree.leaves(params))
+
+
+def test_a_saved_model_that_a_mesh_does_not_divide_is_refused(tmp_path):
+    path = ij.save(tiny_model("llama"), tmp_path / "saved")
+    mesh = jax.make_mesh((3,), ("model",), devices=jax.devices()[:3])
+    with pytest.raises(ShardingError, match="divides no weight of llama"):
+        ij.load(path, mesh=mesh)
+
+
+def assert_placed(got, want):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert ours.sharding == theirs.sharding
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
