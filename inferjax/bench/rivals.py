@@ -46,7 +46,7 @@ ENGINES = {
         script="run_inferjax.py",
         module="inferjax",
         files="model",
-        weights=("", "bfloat16", "int8", "int8-w8a8", "int4"),
+        weights=("", "bfloat16", "int8", "int8-w8a8", "int4", "int4-w4a8"),
     ),
     "llama.cpp": Engine(
         script="run_llama_cpp.py", module="llama_cpp", files="model", weights=("", "bf16", "q8_0")
@@ -66,7 +66,8 @@ class Plan:
     """What to measure: prefill of one prompt, and decode at each batch behind `context` tokens.
 
     `runs` are names `engine` or `engine:weights`; empty means every engine found, with every kind
-    of weights. `pythons` are interpreters that have engines installed.
+    of weights. `pythons` are interpreters that have engines installed. A process that takes longer
+    than `most_s` seconds is ended and reported.
     """
 
     source: str
@@ -78,12 +79,14 @@ class Plan:
     steps: int = 128
     prefill: int = 512
     rounds: int = 3
+    most_s: int = 600
     kv: str = ""
     threads: int = dataclasses.field(default_factory=lambda: os.cpu_count() or 1)
 
     def __post_init__(self) -> None:
         """Refuse what measures nothing."""
-        if min(*self.batches, self.context, self.prefill, self.rounds, self.threads) < 1:
+        sizes = (self.context, self.prefill, self.rounds, self.most_s, self.threads)
+        if min(*self.batches, *sizes) < 1:
             raise InvalidInput("a size of the comparison is below 1", fix="give positive numbers")
         if self.steps < 16 or self.steps % 16:
             raise InvalidInput(f"steps is {self.steps}", fix="give a multiple of 16")
@@ -102,7 +105,8 @@ class Run:
 def measure(plan: Plan) -> dict[str, Any]:
     """Return every run's rounds and medians, and the bandwidth measured before each round.
 
-    An engine that fails is reported in its place.
+    An engine that fails is reported in its place. An interrupt ends the comparison: what has been
+    measured by then is returned, marked as interrupted.
 
     Raises: InvalidInput for an unknown run, or an engine that no Python has.
     """
@@ -112,20 +116,27 @@ def measure(plan: Plan) -> dict[str, Any]:
     bandwidths = []
     tokens = _tokens(plan, config_only(path).vocab_size)
     bar = tqdm.tqdm(total=plan.rounds * len(runs), desc="comparing", disable=None)
+    is_interrupted = False
     with bar, tempfile.TemporaryDirectory() as scratch:
         folder = _folder(path, runs, Path(scratch))
-        for _ in range(plan.rounds):
-            bandwidths.append(limits.measure_bandwidth_gbps())
-            for run in runs:
-                bar.set_postfix_str(run.name)
-                files = folder if run.engine.files == "folder" else path
-                results[run.name].append(_run(plan, run, files, tokens, Path(scratch)))
-                bar.update()
+        try:
+            for _ in range(plan.rounds):
+                bandwidths.append(limits.measure_bandwidth_gbps())
+                for run in runs:
+                    bar.set_postfix_str(run.name)
+                    files = folder if run.engine.files == "folder" else path
+                    results[run.name].append(_run(plan, run, files, tokens, Path(scratch)))
+                    bar.update()
+        except KeyboardInterrupt:
+            if not any(results.values()):
+                raise
+            is_interrupted = True
     return {
         "plan": {k: str(v) if k == "cache_dir" else v for k, v in dataclasses.asdict(plan).items()},
         "bandwidth_gbps": bandwidths,
         "medians": {name: _medians(found) for name, found in results.items()},
         "rounds": results,
+        "interrupted": is_interrupted,
     }
 
 
@@ -136,7 +147,8 @@ def table(result: dict[str, Any]) -> str:
     titles = ["prefill", *(f"decode {batch}" for batch in batches), "start s", "memory MB"]
     rounds = ", ".join(f"{gbps:.1f}" for gbps in result["bandwidth_gbps"])
     lines = [
-        f"tokens/s, medians of {len(result['bandwidth_gbps'])} rounds; memory {rounds} GB/s",
+        f"tokens/s, medians of {len(result['bandwidth_gbps'])} rounds"
+        f"{', the last one interrupted' if result['interrupted'] else ''}; memory {rounds} GB/s",
         f"{'':24}" + "".join(f"{title:>11}" for title in titles),
     ]
     for name, medians in result["medians"].items():
@@ -224,7 +236,10 @@ def _run(plan: Plan, run: Run, files: Path, tokens: list[int], scratch: Path) ->
         **{name: getattr(plan, name) for name in ("batches", "context", "steps", "prefill")},
     }
     command = [run.python, str(SCRIPTS / run.engine.script), json.dumps(shape)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=plan.most_s)
+    except subprocess.TimeoutExpired:
+        return {"error": f"not finished after {plan.most_s} s"}
     try:
         return json.loads(done.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError):

@@ -3,9 +3,11 @@
 import json
 import stat
 import sys
+from pathlib import Path
 
 import pytest
 
+from inferjax.bench import rivals
 from inferjax.bench.rivals import Plan, measure, table
 from inferjax.errors import InvalidInput
 from tests.tiny_models import TINY
@@ -65,6 +67,32 @@ def test_engines_take_turns(tmp_path, other):
     assert found == ["bf16", "q8_0", "bf16", "q8_0"]
 
 
+def test_an_interrupt_keeps_what_was_measured(tmp_path, other, monkeypatch):
+    before = rivals._run
+
+    def interrupted(plan, run, *rest):
+        if run.name == "llama.cpp:q8_0":
+            raise KeyboardInterrupt
+        return before(plan, run, *rest)
+
+    monkeypatch.setattr(rivals, "_run", interrupted)
+    result = measure(plan(tmp_path, other[0], runs=("llama.cpp:bf16", "llama.cpp:q8_0")))
+    assert result["interrupted"]
+    assert len(result["rounds"]["llama.cpp:bf16"]) == 1
+    assert "medians of 1 rounds, the last one interrupted" in table(result)
+    with pytest.raises(KeyboardInterrupt):
+        measure(plan(tmp_path, other[0], runs=("llama.cpp:q8_0",)))
+
+
+def test_a_process_that_hangs_is_ended_and_reported(tmp_path, other):
+    python, _ = other
+    Path(python).write_text(
+        f"#!{sys.executable}\nimport sys, time\nsys.argv[1] == '-c' or time.sleep(60)\n"
+    )
+    result = measure(plan(tmp_path, python, rounds=1, most_s=1))
+    assert result["rounds"]["llama.cpp"] == [{"error": "not finished after 1 s"}]
+
+
 def test_inferjax_runs_the_same_shapes(tmp_path):
     result = measure(
         plan(tmp_path, sys.executable, runs=("inferjax:int8",), rounds=1, prefill=8, kv="float32")
@@ -82,6 +110,7 @@ def test_inferjax_runs_the_same_shapes(tmp_path):
         ({"pythons": ("/nowhere/python",)}, "does not run"),
         ({"batches": (0,)}, "below 1"),
         ({"steps": 8}, "multiple of 16"),
+        ({"most_s": 0}, "below 1"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(changes, text, tmp_path, other):

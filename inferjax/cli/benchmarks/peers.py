@@ -31,6 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=128, metavar="K", help="tokens to decode")
     parser.add_argument("--prefill", type=int, default=512, metavar="S", help="prompt to prefill")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds per median")
+    parser.add_argument(
+        "--most-s",
+        type=int,
+        default=600,
+        metavar="S",
+        help="seconds after which a process is ended",
+    )
     parser.add_argument("--kv", default="", metavar="DTYPE", help="inferjax's cache")
 
 
@@ -49,6 +56,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
             steps=args.steps,
             prefill=args.prefill,
             rounds=args.rounds,
+            most_s=args.most_s,
             kv=args.kv,
         )
     )
