@@ -46,10 +46,15 @@ def is_saved(path: Path) -> bool:
 
 
 def write_orbax(folder: Path, config: ModelConfig, raw: Mapping[str, Any], params: Params) -> None:
-    """Write the weights and, last, the record of all files in `folder`."""
+    """Write the weights and, last, the record of all files in `folder`.
+
+    Each process of jax writes its parts of the weights, and the first the record.
+    """
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((folder / PARAMS_NAME).absolute(), params)
         checkpointer.wait_until_finished()
+    if jax.process_index() > 0:
+        return
     content = {
         "format": FORMAT,
         "family": config.family,

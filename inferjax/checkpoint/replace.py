@@ -7,6 +7,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
 from inferjax.errors import CheckpointError
 
 
@@ -42,18 +46,26 @@ def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
     """Give a new folder beside `path` to write to; on success it becomes `path`.
 
     Whatever interrupts the writing, a folder that was there before stays as it was. Only between
-    two renames at the end does it bear another name, under which `previous_of` finds it.
+    two renames at the end does it bear another name, under which `previous_of` finds it. Several
+    processes of jax write to one folder, which the first of them makes and renames.
 
     Raises: CheckpointError if `path` exists and is not to be overwritten, or cannot be written.
     """
     check_replaceable(path, overwrite=overwrite)
-    fresh = path.with_name(f".{path.name}.saving-{os.getpid()}")
+    first = jax.process_index() == 0
+    # All have looked at `path` before any goes on.
+    fresh = path.with_name(f".{path.name}.saving-{_agreed(os.getpid())}")
     try:
-        _remove_abandoned(path)
-        fresh.mkdir(parents=True)
+        if first:
+            _remove_abandoned(path)
+            fresh.mkdir(parents=True)
+        _meet("the folder is made")
         yield fresh
-        _sync(fresh)
-        _swap(fresh, path)
+        _meet("the files are written")
+        if first:
+            _sync(fresh)
+            _swap(fresh, path)
+        _meet("the folder has its name")
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be saved",
@@ -61,12 +73,26 @@ def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
             fix="check that the folder is writable and that the disk has room",
         ) from error
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        if first:
+            shutil.rmtree(fresh, ignore_errors=True)
 
 
 def previous_of(path: Path) -> Path:
     """Return where a checkpoint is while it is being replaced."""
     return path.with_name(f".{path.name}.previous")
+
+
+def _agreed(number: int) -> int:
+    """Return the number that the first process has."""
+    if jax.process_count() == 1:
+        return number
+    return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
+
+
+def _meet(what: str) -> None:
+    """Wait until all processes are here; one process does not wait."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
 
 
 def _swap(fresh: Path, path: Path) -> None:

@@ -31,24 +31,26 @@ def save(
     """Save config, weights and tokenizer in the folder `path`, which `load` reads.
 
     "orbax" keeps the weights as they are in memory, packed ones bit for bit, without what a mesh
-    makes of them: they are loaded on one device. "safetensors" writes what Hugging Face tools load,
-    in files of at most about `shard_bytes`; it has no form for packed weights, which are refused:
-    `dequantize` makes arrays of them. An interrupted save leaves what was at `path`. Weights from
-    elsewhere go in by `dataclasses.replace(model, params=...)`.
+    makes of them: they are loaded on one device or any other mesh. Where a mesh spans several
+    processes all of them call it, and each writes its parts. "safetensors" writes what Hugging Face
+    tools load, in files of at most about `shard_bytes`; it has no form for packed weights, which
+    are refused: `dequantize` makes arrays of them. An interrupted save leaves what was at `path`.
+    Weights from elsewhere go in by `dataclasses.replace(model, params=...)`.
 
     Raises: CheckpointError if `path` exists without `overwrite`, or cannot be written; ShapeError
       if the weights do not belong to the config; UnsupportedConfig for packed weights as
-      safetensors.
+      safetensors, or safetensors from several processes.
     """
     if format not in FORMATS:
         raise UnsupportedConfig(f"format={format!r}", fix=f"use one of {', '.join(FORMATS)}")
     path = Path(path).expanduser()
     check_params(model.params, model.config)
     if format == "safetensors":
+        _check_one_process()
         check_arrays(model.params)
     jax.block_until_ready(model.params)
     with replacing(path, overwrite=overwrite) as folder:
-        if model.tokenizer is not None:
+        if model.tokenizer is not None and jax.process_index() == 0:
             save_tokenizer(model.tokenizer, folder)
         if format == "safetensors":
             write_safetensors(
@@ -62,6 +64,15 @@ def save(
         else:
             write_orbax(folder, model.config, model.raw, _merged(model.params))
     return path
+
+
+def _check_one_process() -> None:
+    if jax.process_count() > 1:
+        raise UnsupportedConfig(
+            f"format='safetensors' from {jax.process_count()} processes",
+            why="its files hold whole weights, of which each process has a part",
+            fix="save as orbax; then one process loads that and saves it as safetensors",
+        )
 
 
 def _merged(params: Params) -> Params:
