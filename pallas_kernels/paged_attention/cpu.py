@@ -38,6 +38,7 @@ def paged_attention(
     turned: bool = False,
     variant: int = -1,
     threads: int = 0,
+    lse: bool = False,
 ) -> Float[Array, "B T K G Hv"]:
     """Attend in C++; see the package for the contract.
 
@@ -45,8 +46,10 @@ def paged_attention(
     plans and runs for so many threads (0: all there are). Neither changes what a variant computes.
     Derivatives are those of the XLA implementation.
 
-    Raises: KernelUnavailable without the native library, or for a pool of another dtype.
+    Raises: KernelUnavailable without the native library, for a pool of another dtype, or for `lse`.
     """
+    if lse:
+        raise KernelUnavailable("the CPU kernel does not return logarithms of sums of weights")
     native.target("PkPagedAttention")
     if pool.dtype.name not in POOL_DTYPES:
         raise KernelUnavailable(

@@ -28,11 +28,14 @@ def spread(x: Float[Array, "*axes W"]) -> Float[Array, "*axes W"]:
     return turned.astype(x.dtype).reshape(x.shape)
 
 
-def with_turned_queries(run: Callable[..., Array]) -> Callable[..., Array]:
+def with_turned_queries(run: Callable[..., Any]) -> Callable[..., Any]:
     """Return attention that turns its queries, in float32: they are not rounded once more."""
 
-    def attend(q: Array, *arrays: Any, **static: Any) -> Array:
-        return run(spread(q.astype(jnp.float32)), *arrays, **static).astype(q.dtype)
+    def attend(q: Array, *arrays: Any, **static: Any) -> Any:
+        found = run(spread(q.astype(jnp.float32)), *arrays, **static)
+        if isinstance(found, tuple):  # logarithms of sums stay float32
+            return found[0].astype(q.dtype), found[1]
+        return found.astype(q.dtype)
 
     return attend
 

@@ -1,5 +1,7 @@
 """The definition of correct: gather every page of a row, then one plain softmax in float32."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
@@ -20,7 +22,8 @@ def paged_attention(
     softcap: float | None,
     sinks: Float[Array, "K G"] | None,
     factors: Float[Array, "L P K 2 S"] | None = None,
-) -> Float[Array, "B T K G Hv"]:
+    lse: bool = False,
+) -> Any:
     """Compute paged attention the slow and obvious way; see the package for the contract."""
     pages = pool[layer][block_table]  # [B, M, K, C, S, W]
     if factors is not None:
@@ -49,7 +52,11 @@ def paged_attention(
     total = weights.sum(-1, keepdims=True)
     weights = weights / jnp.where(total == 0.0, 1.0, total)
     out = jnp.einsum("BTKGS,BKSW->BTKGW", weights[..., : num_pages * size], values)
-    return jnp.where(positions[:, :, None, None, None] >= 0, out, 0.0).astype(q.dtype)
+    out = jnp.where(positions[:, :, None, None, None] >= 0, out, 0.0).astype(q.dtype)
+    if not lse:
+        return out
+    whole = jnp.log(jnp.where(total == 0.0, 1.0, total)) + peak
+    return out, jnp.where(total == 0.0, -jnp.inf, whole)[..., 0]
 
 
 def _decoded(

@@ -17,7 +17,8 @@ NO_FACTORS = (0, 0, 0, 0, 0)
 
 # Attention over arrays: q, pool, factors, layers [B], table, positions, lengths, sinks [R, K, G]
 # with R of 0 (no sinks), 1 (the same for all rows) or B.
-type Attention = Callable[..., Array]
+# Returns attention, or attention and the logarithms of sums of weights.
+type Attention = Callable[..., Any]
 
 
 def transformable(
@@ -28,23 +29,26 @@ def transformable(
     window: int | None,
     softcap: float | None,
     turned: bool = False,
+    lse: bool = False,
 ) -> Attention:
     """Give an implementation its `vmap`, by folding into the batch, and XLA's derivatives.
 
-    `turned` tells that it turns queries by itself.
+    `turned` tells that it turns queries by itself, `lse` that it returns two arrays.
     """
 
     @custom_batching.custom_vmap
-    def call(*operands: Array) -> Array:
+    def call(*operands: Array) -> Any:
         return run(*operands)
 
     @call.def_vmap
-    def _(axis_size: int, in_batched: list[bool], *operands: Array) -> tuple[Array, bool]:
-        out = call(*_fold(axis_size, in_batched, operands))
-        return out.reshape(axis_size, -1, *out.shape[1:]), True
+    def _(axis_size: int, in_batched: list[bool], *operands: Array) -> tuple[Any, Any]:
+        found = call(*_fold(axis_size, in_batched, operands))
+        apart = jax.tree.map(lambda x: x.reshape(axis_size, -1, *x.shape[1:]), found)
+        return apart, jax.tree.map(lambda _: True, apart)
 
     attend = jax.custom_jvp(call)
     static = {"scale": scale, "value_dim": value_dim, "window": window, "softcap": softcap}
+    static |= {"lse": True} if lse else {}
     attend.defjvp(functools.partial(_jvp, attend, static, turned))
     return attend
 
@@ -111,12 +115,12 @@ def _jvp(
     turned: bool,
     primals: tuple[Array, ...],
     tangents: tuple[Any, ...],
-) -> tuple[Array, Array]:
+) -> tuple[Any, Any]:
     """Take derivatives of the XLA implementation, which computes the same function."""
     q, pool, factors, layers, table, positions, lengths, sinks = primals
     run = with_turned_queries(xla.paged_attention) if turned else xla.paged_attention
 
-    def smooth(q: Array, pool: Array, factors: Array, sinks: Array) -> Array:
+    def smooth(q: Array, pool: Array, factors: Array, sinks: Array) -> Any:
         return run(
             q,
             pool,

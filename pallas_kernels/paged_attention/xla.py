@@ -6,6 +6,7 @@ for bit, so the result does not depend on how long the row's neighbours are.
 """
 
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -34,7 +35,8 @@ def paged_attention(
     softcap: float | None,
     sinks: Float[Array, "K G"] | None,
     factors: Float[Array, "L P K 2 S"] | None = None,
-) -> Float[Array, "B T K G Hv"]:
+    lse: bool = False,
+) -> Any:
     """Attend by online softmax, page after page; see the package for the contract."""
     attend_page = functools.partial(
         _attend_page,
@@ -59,9 +61,13 @@ def paged_attention(
     )
     first, last = _page_range(positions, lengths, window, pool.shape[4], block_table.shape[1])
     sums = lax.fori_loop(first, last, attend_page, start)
-    _, total, out = sums if sinks is None else _add_sinks(sums, sinks)
-    out = out / jnp.where(total == 0.0, 1.0, total)[..., None]
-    return out.transpose(0, 3, 1, 2, 4).astype(q.dtype)
+    peak, total, out = sums if sinks is None else _add_sinks(sums, sinks)
+    some = jnp.where(total == 0.0, 1.0, total)
+    out = (out / some[..., None]).transpose(0, 3, 1, 2, 4).astype(q.dtype)
+    if not lse:
+        return out
+    whole = jnp.where(total == 0.0, -jnp.inf, peak + jnp.log(some))
+    return out, whole.transpose(0, 3, 1, 2)
 
 
 def _page_range(
