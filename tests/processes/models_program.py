@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 import inferjax as ij
 
 
-def results(model: ij.Model, parts: str) -> dict[str, object]:
+def results(model: ij.Model, parts: str) -> dict[str, list]:
     """Return what one process and several must agree on."""
     tokens = np.array([[3, 5, 7, 11], [4, 9, 2, 6]], np.int32)
     of = (model.params, model.config)
