@@ -2,6 +2,7 @@
 
 import json
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -91,6 +92,16 @@ def test_a_process_that_hangs_is_ended_and_reported(tmp_path, other):
     )
     result = measure(plan(tmp_path, python, rounds=1, most_s=1))
     assert result["rounds"]["llama.cpp"] == [{"error": "not finished after 1 s"}]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the parent counts elsewhere")
+def test_the_memory_of_a_process_is_its_own(tmp_path):
+    held = bytearray(b"1") * (256 << 20)
+    code = "import peak; print(peak.peak_mb())"
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=rivals.SCRIPTS, capture_output=True, text=True, check=True
+    )
+    assert 1 < float(found.stdout) < 100 < len(held) >> 20
 
 
 def test_inferjax_runs_the_same_shapes(tmp_path):

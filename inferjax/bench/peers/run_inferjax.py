@@ -1,10 +1,11 @@
 """inferjax's pure functions, greedy, each reply drawn by the sampler and fed back."""
 
 import json
-import resource
 import statistics
 import sys
 import time
+
+from peak import peak_mb
 
 START = time.time()
 
@@ -30,7 +31,7 @@ def main(shape: dict) -> dict:
     for batch in shape["batches"]:
         found[f"decode_{batch}"] = decode_rate(model, exec, shape, batch)
         if batch == 1:
-            found["memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            found["memory_mb"] = peak_mb()
     return found
 
 

@@ -4,10 +4,11 @@ It feeds tokens that were drawn beforehand and samples none, as llama.cpp's own 
 """
 
 import json
-import resource
 import statistics
 import sys
 import time
+
+from peak import peak_mb
 
 START = time.time()
 
@@ -103,7 +104,7 @@ def main(shape: dict) -> dict:
     for batch in shape["batches"]:
         found[f"decode_{batch}"] = decode(model, shape, batch)
         if batch == 1:
-            found["memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            found["memory_mb"] = peak_mb()
     return found
 
 

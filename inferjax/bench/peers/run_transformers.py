@@ -2,10 +2,11 @@
 
 import json
 import os
-import resource
 import statistics
 import sys
 import time
+
+from peak import peak_mb
 
 START = time.time()
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
@@ -37,7 +38,7 @@ def main(shape: dict) -> dict:
     for batch in shape["batches"]:
         found[f"decode_{batch}"] = decode(model, shape, batch)
         if batch == 1:
-            found["memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            found["memory_mb"] = peak_mb()
     return found
 
 

@@ -2,10 +2,11 @@
 
 import json
 import os
-import resource
 import statistics
 import sys
 import time
+
+from peak import peak_mb
 
 START = time.time()
 SETTINGS = {
@@ -52,7 +53,7 @@ def main(shape: dict) -> dict:
         short = statistics.median(seconds(prompts, 1) for _ in range(3))
         found[f"decode_{batch}"] = batch * (steps - 1) / (seconds(prompts, steps) - short)
         if batch == 1:
-            found["memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            found["memory_mb"] = peak_mb()
     return found
 
 
