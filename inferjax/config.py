@@ -9,7 +9,6 @@ import dataclasses
 from typing import Any, ClassVar, Literal
 
 from inferjax.errors import KernelUnavailable, UnsupportedConfig
-from inferjax.rules import DEFAULT_RULES, Rules
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
@@ -340,7 +339,6 @@ class Exec:
     score_chunk: positions whose logits exist at once in `score`.
     candidates: top logits that top_k, top_p and min_p look at before falling back to a full sort.
     top_logprobs: how many of the most likely tokens to report beside the chosen one.
-    rules: which axes of a mesh cut weights, cache and rows, where the weights lie on one.
 
     Raises: UnsupportedConfig for a value out of range, KernelUnavailable for an implementation.
     """
@@ -357,7 +355,6 @@ class Exec:
     score_chunk: int = 128
     candidates: int = 256
     top_logprobs: int = 0
-    rules: Rules = DEFAULT_RULES
 
     def __post_init__(self) -> None:
         """Refuse settings that could not run, before anything compiles."""
@@ -378,7 +375,5 @@ class Exec:
             )
         if not isinstance(self.exact, bool):
             raise UnsupportedConfig(f"exact={self.exact!r}", fix="use True or False")
-        if not isinstance(self.rules, Rules):
-            raise UnsupportedConfig(f"rules={self.rules!r}", fix="use Rules(rows=..., axes=...)")
         for name, smallest in SMALLEST_SETTINGS.items():
             check_setting(self, name, smallest, LARGEST_SETTING)

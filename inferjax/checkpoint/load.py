@@ -77,7 +77,7 @@ def load(
     With a `mesh` every weight is cut by `rules` as it is read: a device never has more than its
     part, and the host one weight at a time. A weight that an axis does not divide is whole on every
     device of it: two key/value heads on eight devices, or in a packed weight parts that would not
-    end with whole blocks. Pass the same rules in `Exec` where they are not the default ones.
+    end with whole blocks.
 
     Raises: CheckpointError, UnsupportedModel, UnsupportedConfig, CatalogError, TokenizerError;
       ShardingError for a mesh with an axis that the rules do not name, or that divides no weight.

@@ -1,5 +1,8 @@
 """Settings that cannot run are refused by name; the table of kernels matches what Exec accepts."""
 
+import dataclasses
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tiny_models import tiny_model
@@ -9,6 +12,8 @@ from inferjax.config import ATTENTION_IMPLEMENTATIONS, SMALLEST_SETTINGS
 from inferjax.errors import KernelUnavailable, UnsupportedConfig
 from pallas_kernels import native, unavailable
 from pallas_kernels.paged_attention import IMPLEMENTATIONS
+
+PACKAGE = Path(ij.__file__).parent
 
 
 @pytest.mark.parametrize("name", sorted(SMALLEST_SETTINGS))
@@ -58,3 +63,10 @@ def test_a_gpu_kernel_asked_for_without_a_gpu_is_a_typed_error():
     with pytest.raises(KernelUnavailable, match="JAX sees no NVIDIA GPU") as caught:
         ij.extend(model.params, model.config, cache, inputs, exec=ij.Exec(attention="gpu"))
     assert 'use attention="auto"' in str(caught.value)
+
+
+def test_no_setting_is_ignored():
+    sources = [path.read_text() for path in PACKAGE.rglob("*.py") if path != PACKAGE / "config.py"]
+    names = {field.name for field in dataclasses.fields(ij.Exec)}
+    read = {name for name in names if any(f"exec.{name}" in source for source in sources)}
+    assert names == read
