@@ -60,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the ranks until all have ended; 128 plus its number after a signal.
 
-    Raises: InvalidInput for arguments that cannot be; RankLost if a rank ends with an error.
+    Raises: InvalidInput for arguments that cannot be, and where ranks' output cannot be written;
+      RankLost if a rank ends with an error.
     """
     _check_numbers(args)
     program = program_of(args.program)
@@ -82,6 +83,12 @@ def run(args: argparse.Namespace) -> int:
         end = supervise(command, args.processes, grace_s=args.grace)
     if isinstance(end, Ended):
         raise _lost(end, args.processes)
+    if isinstance(end, OSError):
+        raise InvalidInput(
+            "what the ranks print cannot be written",
+            why=str(end),
+            fix="all ranks were ended; send their output where there is room",
+        )
     return EXIT_OK if end is None else 128 + end
 
 
@@ -121,7 +128,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
     }
     for name, value in numbers.items():
         if not value >= (0 if name == "--grace" else 1):
-            raise InvalidInput(f"{name} is {value}", why="it counts from 1", fix=f"{name} 2, say")
+            raise InvalidInput(f"{name} is {value}", why="it is too small", fix=f"{name} 2, say")
 
 
 def _reserved_port() -> socket.socket:
@@ -138,8 +145,8 @@ def _reserved_port() -> socket.socket:
 
 def _lost(end: Ended, count: int) -> RankLost:
     if end.code < 0:
-        name = signal.Signals(-end.code).name
-        how = f"was killed by signal {-end.code} ({name})"
+        known = {number.value: f" ({number.name})" for number in signal.Signals}
+        how = f"was killed by signal {-end.code}{known.get(-end.code, '')}"
         why = "something outside of it, such as the kernel when memory is short, or a crash"
     else:
         how = f"exited with code {end.code}"

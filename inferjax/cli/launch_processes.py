@@ -30,18 +30,19 @@ class Ended:
 
 
 # What ends a run, in the order in which it happens.
-type Events = queue.SimpleQueue[Ended | signal.Signals]
+type Event = Ended | signal.Signals | OSError
+type Events = queue.SimpleQueue[Event]
 
 
 def supervise(
     command: Callable[[int, int], list[str]], count: int, *, grace_s: float
-) -> Ended | signal.Signals | None:
+) -> Event | None:
     """Run `command(rank, guard)` for every rank; return what ended the run early, or None.
 
-    That is the first rank that ended with an error, or the signal that this process was sent. All
-    ranks, and what they started, have ended when it returns: by SIGTERM, and after `grace_s`
-    seconds by SIGKILL. `guard` is a file descriptor of the rank that reads an end of file once this
-    process is gone.
+    That is the first rank that ended with an error, the signal that this process was sent, or the
+    error of writing what ranks print. All ranks, and what is in their process groups, have ended
+    when it returns: by SIGTERM, and after `grace_s` seconds by SIGKILL. `guard` is a file
+    descriptor of the rank that reads an end of file once this process is gone.
     """
     events: Events = queue.SimpleQueue()
     processes: list[subprocess.Popen[bytes]] = []
@@ -97,16 +98,21 @@ def _listen(
 
 
 def _copy_lines(rank: int, pipe: IO[bytes], stream: TextIO, events: Events) -> None:
-    """Print whole lines in one piece each, so that those of ranks do not mix."""
+    """Print whole lines in one piece each, so that those of ranks do not mix.
+
+    Reads to the end whatever happens: a rank whose output nobody takes would wait for ever.
+    """
+    coding = stream.encoding or "utf-8"
     while line := pipe.readline(_LINE_BYTES):
         text = line.decode(errors="replace").removesuffix("\n")
         try:
-            stream.write(f"[{rank}] {text}\n")
+            stream.write(f"[{rank}] {text}\n".encode(coding, "backslashreplace").decode(coding))
             stream.flush()
-        except BrokenPipeError:
-            # The reader (`| head`) has gone; the interpreter must not fail again while it flushes.
+        except OSError as error:
+            # The reader (`| head`) has gone, or the disk is full; the interpreter must not fail
+            # again while it flushes.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-            events.put(signal.SIGPIPE)
+            events.put(signal.SIGPIPE if isinstance(error, BrokenPipeError) else error)
     pipe.close()
 
 
@@ -120,12 +126,10 @@ def _in_thread(function: Callable[..., None], *args: object) -> threading.Thread
     return thread
 
 
-def _first_loss(
-    processes: list[subprocess.Popen[bytes]], events: Events
-) -> Ended | signal.Signals | None:
+def _first_loss(processes: list[subprocess.Popen[bytes]], events: Events) -> Event | None:
     for _ in processes:
         event = events.get()
-        if isinstance(event, signal.Signals) or event.code:
+        if not isinstance(event, Ended) or event.code:
             return event
         _send(processes[event.rank], signal.SIGKILL)  # what it may have left behind
     return None

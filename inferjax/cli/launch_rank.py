@@ -16,6 +16,9 @@ from pathlib import Path
 
 # A rank that hangs is missed after this time; the default of jax is 100 s.
 _HEARTBEAT_S = 30
+# Ranks may end far apart: one writes results that the others do not have. Lost ones are missed
+# anyway; the default of jax aborts a rank that has waited for the others for 300 s.
+_SHUTDOWN_S = 30 * 24 * 3600
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,6 +79,9 @@ def _join(args: argparse.Namespace) -> None:
         local_device_ids=range(first, first + args.devices),
         initialization_timeout=args.start_timeout,
         heartbeat_timeout_seconds=_HEARTBEAT_S,
+        shutdown_timeout_seconds=_SHUTDOWN_S,
+        # Otherwise rank 0 would listen to every network.
+        coordinator_bind_address=args.coordinator,
     )
 
 

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
-from launched import are_gone, launch, launching, script
+from launched import PROGRAM, are_gone, launch, launching, script
 
-from inferjax.cli import launch_processes, main
+from inferjax.cli import launch as launch_command
+from inferjax.cli import launch_processes, launch_rank, main
 from inferjax.cli.launch import program_of
 from inferjax.errors import InvalidInput
 
@@ -198,3 +200,51 @@ def test_programs_are_understood_as_they_are_written(tmp_path):
     assert program_of(["python", "-m", "inferjax", "models"])[0] == "module"
     with pytest.raises(InvalidInput, match="cannot run 'nothing'"):
         program_of(["inferjax"])
+
+
+LINES = r"""
+import sys
+sys.stdout.buffer.write(b"\xc3\xa9\n")
+for _ in range(4000):
+    print("x" * 100)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_full_disk_ends_the_ranks(tmp_path):
+    with open("/dev/full", "w") as full:
+        command = [*PROGRAM, "launch", "-n", "1", "--", script(tmp_path, LINES)]
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S
+        )
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+    assert "No space left" in done.stderr
+
+
+def test_an_output_without_some_characters_gets_their_numbers(tmp_path):
+    done = subprocess.run(
+        [*PROGRAM, "launch", "-n", "1", "--", script(tmp_path, LINES)],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_S,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[0] == r"[0] \xe9"
+    assert len(done.stdout.splitlines()) == 4001
+
+
+@pytest.mark.parametrize(("code", "text"), [(-9, "signal 9 (SIGKILL)"), (-40, "signal 40\n")])
+def test_a_signal_is_named_where_it_has_a_name(code, text):
+    assert text in str(launch_command._lost(launch_processes.Ended(0, code), 2))
+
+
+def test_ranks_talk_on_this_machine_only_and_may_end_far_apart(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *a, **words: seen.update(words))
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    words = "--coordinator=127.0.0.1:9 --rank=1 --count=2 --devices=1 --start-timeout=3 --guard=0"
+    launch_rank._join(launch_rank._parser().parse_args([*words.split(), "script", "x.py"]))
+    assert seen["coordinator_bind_address"] == "127.0.0.1:9"
+    assert seen["shutdown_timeout_seconds"] > 24 * 3600
