@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from inferjax.config import ModelConfig
 from inferjax.errors import ShardingError
@@ -38,8 +38,9 @@ def placements(
 ) -> Params:
     """Return where every weight goes, before any exists: see `put`. `abstract` has shapes.
 
-    Raises: ShardingError for a mesh with an axis that cuts nothing.
+    Raises: ShardingError for a mesh with an axis that cuts nothing, or that is none of devices.
     """
+    _check_kinds(mesh, rules)
     sizes = dict(mesh.shape)
     check_names(sizes, rules)
     laid = jax.eval_shape(lambda p: split_packed(p, config, mesh, rules=rules), abstract)
@@ -57,6 +58,17 @@ def placements(
                 size=size,
             )
     return where
+
+
+def _check_kinds(mesh: Any, rules: Any) -> None:
+    if not isinstance(rules, Rules):
+        raise ShardingError(f"rules={rules!r:.80}", fix="use Rules(rows=..., axes=...)")
+    if not isinstance(mesh, Mesh) or mesh.empty or AxisType.Manual in mesh.axis_types:
+        raise ShardingError(
+            f"mesh={mesh!r:.80}",
+            why="weights are put on a jax.sharding.Mesh of devices, with Auto or Explicit axes",
+            fix='use jax.make_mesh((2, 4), ("data", "model"))',
+        )
 
 
 def put(weight: Any, where: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AbstractMesh, AxisType, Mesh
 from meshes import mesh_of
 from rewrite_gguf import Kind, rewrite
 from tiny_models import TINY, tiny_model
@@ -15,7 +15,7 @@ from tiny_models import TINY, tiny_model
 import inferjax as ij
 from inferjax.checkpoint import memory, reading
 from inferjax.errors import ShardingError
-from inferjax.models.placed import place
+from inferjax.models.placed import _check_kinds, place
 
 GGUF = TINY.parent / "tiny_gguf"
 QUANTIZED = TINY.parent / "tiny_quantized"
@@ -163,3 +163,25 @@ def test_an_axis_that_divides_nothing_is_refused():
     mesh = jax.make_mesh((3,), ("model",), axis_types=(AxisType.Auto,), devices=jax.devices()[:3])
     with pytest.raises(ShardingError, match="'model' of 3 devices divides no weight of llama"):
         ij.load(TINY / "llama", mesh=mesh)
+
+
+NO_MESHES = {
+    "manual": Mesh(np.array(jax.devices()[:2]), ("model",), axis_types=(AxisType.Manual,)),
+    "empty": Mesh(np.array([], dtype=object).reshape(0), ("model",)),
+}
+
+
+@pytest.mark.parametrize("name", NO_MESHES)
+def test_what_is_no_mesh_of_devices_is_refused(name, tmp_path):
+    saved = ij.save(tiny_model("llama"), tmp_path / "saved")
+    for source in (TINY / "llama", saved):
+        with pytest.raises(ShardingError, match="mesh="):
+            ij.load(source, mesh=NO_MESHES[name])
+
+
+@pytest.mark.parametrize("mesh", [{"model": 2}, "model", AbstractMesh((2,), ("model",))])
+def test_what_is_another_type_is_refused(mesh):
+    with pytest.raises(ShardingError, match="mesh="):
+        _check_kinds(mesh, ij.Rules())
+    with pytest.raises(ShardingError, match="rules=None"):
+        _check_kinds(mesh_of(4, 2), None)
