@@ -42,7 +42,7 @@ def restore(
     )
     stored, final, where = map(treedef.flatten_up_to, (saved, wanted, places))
     stays = [
-        jax.tree.structure(old) == jax.tree.structure(new) and (mesh is None or not is_packed(old))
+        _described(old) == _described(new) and (mesh is None or not is_packed(old))
         for old, new in zip(stored, final, strict=True)
     ]
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
@@ -69,6 +69,12 @@ def restore(
             placed = jax.device_put(leaf) if mesh is None else put(leaf, where[index])
             leaves[index] = jax.block_until_ready(placed)
     return treedef.unflatten(leaves)
+
+
+def _described(leaf: Any) -> tuple[Any, list[Any]]:
+    """Return what must be equal for a weight to be stored as it is asked for."""
+    arrays, treedef = jax.tree.flatten(leaf)
+    return treedef, [(array.shape, array.dtype) for array in arrays]
 
 
 def _in_place(stored: jax.ShapeDtypeStruct, where: Sharding) -> ocp.RestoreArgs:

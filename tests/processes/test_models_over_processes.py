@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 import tolerances
-from conftest import ROOT
-from launched import launch
+from launched import ROOT, launch
 from models_program import results
 from tiny_models import TINY
 

@@ -3,8 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from conftest import ROOT
-from launched import launch
+from launched import ROOT, launch
 from tiny_models import TINY, tiny_model
 
 import inferjax as ij
