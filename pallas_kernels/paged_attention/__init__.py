@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Num
 
 from pallas_kernels import native
-from pallas_kernels.paged_attention import codes, cpu, gpu, gpu_lse, reference, xla
+from pallas_kernels.paged_attention import codes, cpu, gpu, reference, xla
 from pallas_kernels.paged_attention.hadamard import spread, with_turned_queries
 from pallas_kernels.sharded import is_sharded
 
@@ -145,9 +145,7 @@ def _named(implementation: str, turned: bool, lse: bool) -> Callable[..., Any]:
     """Return an implementation of the table that turns queries, or for which they are turned."""
     run = IMPLEMENTATIONS[implementation]
     if lse:
-        run = (
-            gpu_lse.paged_attention if implementation == "gpu" else functools.partial(run, lse=True)
-        )
+        run = functools.partial(run, lse=True)
     if not turned:
         return run
     if implementation == "cpu":

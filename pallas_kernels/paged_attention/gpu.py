@@ -57,7 +57,8 @@ def paged_attention(
     splits: int | None = None,
     extend: bool | None = None,
     interpret: Any = None,
-) -> Float[Array, "B T K G Hv"]:
+    lse: bool = False,
+) -> Any:
     """Attend on the GPU; see the package for the contract.
 
     `target` names the kind of GPU (`gpu_targets.TARGETS`) where none is at hand. `splits` forces
@@ -71,7 +72,8 @@ def paged_attention(
     reason = unsupported(q, pool, value_dim, chosen)
     if reason is not None:
         raise KernelUnavailable(reason)
-    attend = _attention(float(scale), value_dim, window, softcap, chosen, splits, extend, interpret)
+    options = (chosen, splits, extend, interpret, lse)
+    attend = _attention(float(scale), value_dim, window, softcap, *options)
     arrays = (q, pool, layer, block_table, positions, lengths, sinks, factors)
     return attend(*transforms.operands(*arrays))
 
@@ -113,13 +115,15 @@ def _attention(
     splits: int | None,
     extend: bool | None,
     interpret: Any,
+    lse: bool,
 ) -> transforms.Attention:
-    def run(*arrays: Array) -> Array:
+    def run(*arrays: Array) -> Any:
         options = {"target": target, "splits": splits, "extend": extend, "interpret": interpret}
-        return attend(*arrays, scale=scale, window=window, softcap=softcap, **options)[0]
+        found = attend(*arrays, scale=scale, window=window, softcap=softcap, **options)
+        return found if lse else found[0]
 
     return transforms.transformable(
-        run, scale=scale, value_dim=value_dim, window=window, softcap=softcap
+        run, scale=scale, value_dim=value_dim, window=window, softcap=softcap, lse=lse
     )
 
 

@@ -11,7 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.combine import combine
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.paged_attention.cases import CASES, Case
-from pallas_kernels.paged_attention.gpu_lse import paged_attention as attend_on_gpu
+from pallas_kernels.paged_attention.gpu import paged_attention as attend_on_gpu
 from pallas_kernels.unavailable import KernelUnavailable
 from tests.kernels.test_paged_attention import LAYER, dense_float64, in_dtype, make_arrays
 from tests.tolerances import ATTENTION_F32
@@ -127,6 +127,7 @@ def test_gpu_kernel_returns_lse(name: str):
         softcap=case.softcap,
         target="sm_90",
         interpret=interpret,
+        lse=True,
     )
     rounded = {**arrays, "q": np.asarray(arrays["q"].astype(jnp.float32)), "pool": values}
     known = lse_float64(case, rounded)
