@@ -49,23 +49,24 @@ def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
     two renames at the end does it bear another name, under which `previous_of` finds it. Several
     processes of jax write to one folder, which the first of them makes and renames.
 
-    Raises: CheckpointError if `path` exists and is not to be overwritten, or cannot be written.
+    Raises: CheckpointError if `path` exists and is not to be overwritten, or cannot be written, in
+      any of the processes.
     """
-    check_replaceable(path, overwrite=overwrite)
     first = jax.process_index() == 0
-    # All have looked at `path` before any goes on.
+    with together(path):
+        check_replaceable(path, overwrite=overwrite)
     fresh = path.with_name(f".{path.name}.saving-{_agreed(os.getpid())}")
     try:
-        if first:
-            _remove_abandoned(path)
-            fresh.mkdir(parents=True)
-        _meet("the folder is made")
-        yield fresh
-        _meet("the files are written")
-        if first:
-            _sync(fresh)
-            _swap(fresh, path)
-        _meet("the folder has its name")
+        with together(path):
+            if first:
+                _remove_abandoned(path)
+                fresh.mkdir(parents=True)
+        with together(path):
+            yield fresh
+        with together(path):
+            if first:
+                _sync(fresh)
+                _swap(fresh, path)
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be saved",
@@ -89,10 +90,31 @@ def _agreed(number: int) -> int:
     return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
 
 
-def _meet(what: str) -> None:
-    """Wait until all processes are here; one process does not wait."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(what)
+@contextlib.contextmanager
+def together(path: Path) -> Iterator[None]:
+    """Wait until all processes have taken a step; where it fails in one, it fails in all.
+
+    Raises: CheckpointError in the processes that could have gone on.
+    """
+    succeeded = False
+    try:
+        yield
+        succeeded = True
+    finally:
+        all_succeeded = _everywhere(succeeded)
+    if not all_succeeded:
+        raise CheckpointError(
+            f"{path} cannot be saved",
+            why="another process could not do its part: its own error says why",
+            fix="mend that, and save again from all processes",
+        )
+
+
+def _everywhere(value: bool) -> bool:
+    """Tell whether all processes say yes; one process waits for none."""
+    if jax.process_count() == 1:
+        return value
+    return bool(np.all(multihost_utils.process_allgather(np.asarray(value))))
 
 
 def _swap(fresh: Path, path: Path) -> None:

@@ -7,7 +7,7 @@ import jax
 from inferjax.checkpoint.export import SHARD_BYTES, write_safetensors
 from inferjax.checkpoint.load import Model
 from inferjax.checkpoint.orbax import write_orbax
-from inferjax.checkpoint.replace import replacing
+from inferjax.checkpoint.replace import replacing, together
 from inferjax.errors import UnsupportedConfig
 from inferjax.models.params import check_params
 from inferjax.models.quantized import check_arrays
@@ -50,8 +50,9 @@ def save(
         check_arrays(model.params)
     jax.block_until_ready(model.params)
     with replacing(path, overwrite=overwrite) as folder:
-        if model.tokenizer is not None and jax.process_index() == 0:
-            save_tokenizer(model.tokenizer, folder)
+        with together(path):
+            if model.tokenizer is not None and jax.process_index() == 0:
+                save_tokenizer(model.tokenizer, folder)
         if format == "safetensors":
             write_safetensors(
                 folder,

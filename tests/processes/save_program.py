@@ -1,9 +1,10 @@
 """What each rank runs: load over all devices, save, and restore onto another mesh.
 
-Arguments: folder to save in, "none" or a scheme, and "whole", or "killed" for a rank 1 that kills
-itself in the middle of saving.
+Arguments: folder to save in, "none" or a scheme, and "whole", "killed" for a rank 1 that kills
+itself in the middle of saving, or "full" for a disk that has no room for rank 0 the first time.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -17,12 +18,28 @@ from jax.sharding import AxisType
 from tiny_models import TINY
 
 import inferjax as ij
+from inferjax.checkpoint import replace
 
 
 def kill_while_saving(path: Path) -> None:
     while not list(path.parent.glob(f".{path.name}.saving-*/params*")):
         time.sleep(0.001)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def save_on_a_full_disk(model: ij.Model, path: Path) -> None:
+    """Fail in the first rank only, and go on in all."""
+    sync = replace._sync
+
+    def full(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    replace._sync = full
+    try:
+        ij.save(model, path, overwrite=True)
+    except ij.InferjaxError as error:
+        print("refused in", jax.process_index(), error.why)
+    replace._sync = sync
 
 
 def mesh_of(data: int) -> jax.sharding.Mesh:
@@ -36,6 +53,8 @@ def main() -> None:
     model = ij.load(TINY / "llama", quantize=quantize, mesh=mesh_of(1))
     if how == "killed" and jax.process_index() == 1:
         threading.Thread(target=kill_while_saving, args=(path,), daemon=True).start()
+    if how == "full":
+        return save_on_a_full_disk(model, path)
     ij.save(model, path, overwrite=True)
     try:
         ij.save(model, path, format="safetensors", overwrite=True)

@@ -43,3 +43,13 @@ def test_a_process_that_is_killed_while_it_saves_leaves_the_previous_checkpoint(
     jax.tree.map(np.testing.assert_array_equal, again.params, tiny_model("gpt2").params)
     ij.save(tiny_model("llama"), path, overwrite=True)
     assert [entry.name for entry in tmp_path.iterdir()] == ["saved"]
+
+
+def test_a_process_that_cannot_save_fails_the_save_of_all_and_none_waits(tmp_path):
+    path = ij.save(tiny_model("gpt2"), tmp_path / "saved")
+    code, out, err = launch("-n", "2", "--", PROGRAM, str(path), "none", "full")
+    assert code == 0, err
+    assert "refused in 0 [Errno 28] no room" in out
+    assert "refused in 1 another process could not do its part" in out
+    assert [entry.name for entry in tmp_path.iterdir()] == ["saved"]
+    assert ij.load(path).family == "gpt2"
