@@ -5,10 +5,12 @@ greedily with the same number of threads, on tokens drawn beforehand; none stops
 the rounds are compared, since a shared machine's speed changes from minute to minute.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -236,15 +238,30 @@ def _run(plan: Plan, run: Run, files: Path, tokens: list[int], scratch: Path) ->
         **{name: getattr(plan, name) for name in ("batches", "context", "steps", "prefill")},
     }
     command = [run.python, str(SCRIPTS / run.engine.script), json.dumps(shape)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=plan.most_s)
-    except subprocess.TimeoutExpired:
+    code, out, err = _run_group(command, plan.most_s)
+    if code is None:
         return {"error": f"not finished after {plan.most_s} s"}
     try:
-        return json.loads(done.stdout.strip().splitlines()[-1])
+        return json.loads(out.strip().splitlines()[-1])
     except (IndexError, ValueError):
-        said = " ".join(done.stderr.strip().splitlines()[-2:])
-        return {"error": f"exit code {done.returncode}: {said[-300:]}"}
+        said = " ".join(err.strip().splitlines()[-2:])
+        return {"error": f"exit code {code}: {said[-300:]}"}
+
+
+def _run_group(command: Sequence[str], most_s: int) -> tuple[int | None, str, str]:
+    """Run a program that may start others; end all of them after a time, or when interrupted."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=most_s)
+        except subprocess.TimeoutExpired:
+            return None, "", ""
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, out, err
 
 
 def _medians(found: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -18,10 +18,10 @@ from inferjax.errors import InvalidInput, RankLost
 
 HELP = """
 PROGRAM is a script (train.py --lr 1), a module (-m package.module), or a command of inferjax
-(generate "Hello" --model smollm2). All ranks run it with the same arguments. A rank that crashes,
+(plan llama-3-70b). All ranks run it with the same arguments. A rank that crashes,
 is killed or exits with an error ends all of them, and the exit code is 2; Ctrl-C ends all of them
 too. A rank that hangs is missed after half a minute. Of a command of inferjax only rank 0 prints
-its results.
+its results; none takes a mesh yet, so each rank does the whole of it: cut models in a script.
 """
 
 

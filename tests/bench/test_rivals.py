@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from launched import are_gone
 
 from inferjax.bench import rivals
 from inferjax.bench.rivals import Plan, measure, table
@@ -85,13 +86,21 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path, other, monkeypatch):
         measure(plan(tmp_path, other[0], runs=("llama.cpp:q8_0",)))
 
 
-def test_a_process_that_hangs_is_ended_and_reported(tmp_path, other):
-    python, _ = other
-    Path(python).write_text(
-        f"#!{sys.executable}\nimport sys, time\nsys.argv[1] == '-c' or time.sleep(60)\n"
-    )
-    result = measure(plan(tmp_path, python, rounds=1, most_s=1))
-    assert result["rounds"]["llama.cpp"] == [{"error": "not finished after 1 s"}]
+HANGS = """#!{python}
+import pathlib, subprocess, sys, time
+if sys.argv[1] != "-c":
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    pathlib.Path({pids!r}).write_text(str(child.pid))
+    time.sleep(600)
+"""
+
+
+def test_a_process_that_hangs_is_ended_with_what_it_started(tmp_path, other):
+    python, pids = other[0], tmp_path / "pids"
+    Path(python).write_text(HANGS.format(python=sys.executable, pids=str(pids)))
+    result = measure(plan(tmp_path, python, rounds=1, most_s=2))
+    assert result["rounds"]["llama.cpp"] == [{"error": "not finished after 2 s"}]
+    assert are_gone([int(pids.read_text())], limit_s=5.0)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the parent counts elsewhere")
